@@ -1,0 +1,1 @@
+"""Generate, tune, store and ship attention kernels for Apache TVM."""

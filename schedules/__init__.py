@@ -1,0 +1,1 @@
+"""Schedule templates, one file per variant, and the policies that say which of them to try."""
