@@ -1,0 +1,1 @@
+"""Attention written in TensorIR: algorithms, with no target in them."""

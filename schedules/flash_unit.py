@@ -1,0 +1,85 @@
+"""flash_unit: flash attention on vector units, register blocked, transposed.
+
+Wins when the scores do not fit the cache and there is no matrix unit for the element type. The
+products run in register tiles that broadcast one key (or value) against vectors of queries; the
+softmax runs on the same vectors, so it never reduces across lanes.
+
+Requires a CPU target. Loop nest, from the kernel's stages to this schedule's:
+
+    for batch, head, block of queries        ->  one parallel loop
+      for block of keys
+        product; score                       ->  register tiles, the score applied as one is stored
+        maximum                              ->  columns of vectors in registers
+        weight; sum                          ->  summed as they are computed
+        weight x value; rescale and add      ->  register tiles, added as one is stored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attentune.kernels.flash import flash
+from attentune.kernels.spec import KernelSpec
+from attentune.key import AttentionKey
+from attentune.problem import AttentionProblem
+from attentune.schedules import common
+from attentune.target import Target
+from attentune.variant import Domains, Parameters, Variant
+
+STATE_STAGES = (
+    "init_max", "init_sum", "init_out", "new_max", "rescale", "new_sum",
+    "commit_max", "commit_sum", "commit_out", "inverse", "normalize",
+)  # fmt: skip
+
+
+def supports(key: AttentionKey, target: Target) -> str | None:
+    """Serve every key on CPUs."""
+    return None if target.is_cpu else f"no schedule for {target.kind} targets"
+
+
+def structure(key: AttentionKey, target: Target) -> Domains:
+    """Return the blocks: 64 queries unless there are fewer, keys so that scores stay in cache."""
+    width = common.lanes(target)
+    block_q = tuple(b for b in (64, 32, 128) if b % width == 0 and b < 2 * key.seq_q)
+    block_kv = tuple(b for b in (128, 64, 256) if b < 2 * key.seq_kv)
+    return {"block_q": block_q or (max(16, width),), "block_kv": block_kv or (32,)}
+
+
+def kernel(spec: KernelSpec, parameters: Parameters) -> Any:
+    """Return the flash kernel with the blocks chosen."""
+    return flash(spec, parameters["block_q"], parameters["block_kv"])
+
+
+def schedule(sch: Any, spec: KernelSpec, target: Target, parameters: Mapping[str, Any]) -> None:
+    """Apply the template."""
+    width = common.lanes(target)
+    common.schedule_products(sch, parameters, width)
+    for stage in ("load_query", *STATE_STAGES):
+        common.vectorize_last(sch, stage, width)
+    if spec.widens:
+        common.vectorize_loads(sch, spec, width)
+    common.parallelize_tasks(sch, "task")
+
+
+def workspace(problem: AttentionProblem, target: Target, parameters: Parameters) -> int:
+    """Return what the tasks that run at once keep: state, scores, weights, widened blocks."""
+    block_q, block_kv = parameters["block_q"], parameters["block_kv"]
+    state = (problem.head_dim + 3 * problem.value_dim + 6) * block_q
+    scores = 2 * block_kv * block_q
+    widened = 0
+    if problem.dtype != "float32":
+        widened = (problem.head_dim + problem.value_dim) * block_kv
+    return 4 * (state + scores + widened) * target.num_cores
+
+
+FLASH_UNIT = Variant(
+    name="flash_unit",
+    supports=supports,
+    structure=structure,
+    space=common.product_tiles,
+    kernel=kernel,
+    schedule=schedule,
+    workspace=workspace,
+    allows=common.tiles_fit,
+)
