@@ -1,0 +1,1 @@
+"""Find the best candidate of a plan: measure, bound, rank."""
