@@ -204,6 +204,11 @@ def test_a_late_failure_disqualifies_too():
     assert result.winner is standing(result, "b")
 
 
+def test_a_failure_starts_the_count_of_quiet_rounds_again():
+    result = run(Clock(a=[0.5, 0.5, 0.5, CRASH], b=[1.0], c=[1.1]))
+    assert [len(s.samples) for s in result.standings] == [5, 5, 2]
+
+
 def test_when_all_fail_nobody_wins():
     result = run(Clock(a=[MeasurementFailed("wrong", "off by 2")], b=[1.0, 1.0, CRASH]))
     assert result.winner is None

@@ -259,7 +259,7 @@ def _divide(entries: Sequence[_Entry[T]]) -> tuple[list[_Entry[T]], list[_Entry[
 
 def _in_order(entries: Sequence[_Entry[T]]) -> Iterator[_Entry[T]]:
     """Give each place to the lowest score or to whoever wins the tie with it."""
-    left = sorted(entries, key=lambda entry: entry.contender.order)
+    left = list(entries)
     while left:
         place = min(_tied(left), key=lambda e: (e.contender.memory_bytes, e.contender.order))
         left.remove(place)
