@@ -30,9 +30,7 @@ def tile_fits(target: Target, rows: int, columns: int) -> bool:
     """
     registers = 32 if target.vector_bytes == 64 or target.arch == "aarch64" else 16
     tile = rows * columns
-    return (
-        tile * target.vector_bytes <= REGISTER_TILE_BYTES and tile + columns + 1 <= registers
-    )
+    return tile * target.vector_bytes <= REGISTER_TILE_BYTES and tile + columns + 1 <= registers
 
 
 def product_tiles(key: AttentionKey, target: Target, structure: Parameters) -> Domains:

@@ -36,8 +36,8 @@ def supports(key: AttentionKey, target: Target) -> str | None:
 def structure(key: AttentionKey, target: Target) -> Domains:
     """Return panels of up to 64 queries."""
     width = common.lanes(target)
-    block_q = tuple(b for b in (64, 32) if b % width == 0 and b < 2 * key.seq_q)
-    return {"block_q": block_q or (max(16, width),), "block_kv": (128, 64)}
+    block_q = tuple(b for b in (64, 32) if b < 2 * key.seq_q) or (max(16, width),)
+    return {"block_q": block_q, "block_kv": (128,)}
 
 
 def kernel(spec: KernelSpec, parameters: Parameters) -> Any:

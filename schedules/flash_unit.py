@@ -41,9 +41,9 @@ def supports(key: AttentionKey, target: Target) -> str | None:
 def structure(key: AttentionKey, target: Target) -> Domains:
     """Return the blocks: 64 queries unless there are fewer, keys so that scores stay in cache."""
     width = common.lanes(target)
-    block_q = tuple(b for b in (64, 32, 128) if b % width == 0 and b < 2 * key.seq_q)
-    block_kv = tuple(b for b in (128, 64, 256) if b < 2 * key.seq_kv)
-    return {"block_q": block_q or (max(16, width),), "block_kv": block_kv or (32,)}
+    block_q = tuple(b for b in (64, 32) if b < 2 * key.seq_q) or (max(16, width),)
+    block_kv = tuple(b for b in (128, 64, 256) if b < 2 * key.seq_kv) or (32,)
+    return {"block_q": block_q, "block_kv": block_kv}
 
 
 def kernel(spec: KernelSpec, parameters: Parameters) -> Any:

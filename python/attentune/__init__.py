@@ -1,1 +1,23 @@
 """Generate, tune, store and ship attention kernels for Apache TVM."""
+
+from attentune import errors, reference
+from attentune.api import attention, build, plan, tune
+from attentune.database import Database
+from attentune.key import AttentionKey
+from attentune.problem import AttentionProblem
+from attentune.record import Record
+from attentune.target import Target
+
+__all__ = [
+    "AttentionKey",
+    "AttentionProblem",
+    "Database",
+    "Record",
+    "Target",
+    "attention",
+    "build",
+    "errors",
+    "plan",
+    "reference",
+    "tune",
+]

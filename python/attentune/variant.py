@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from attentune.errors import InvalidParameters
-from attentune.key import AttentionKey
 from attentune.kernels.spec import KernelSpec
+from attentune.key import AttentionKey
 from attentune.target import Target
 
 Parameters = Mapping[str, int]
@@ -121,9 +121,7 @@ class Variant:
                     f"{list(domain)}."
                 )
 
-    def scheduled(
-        self, key: AttentionKey, target: Target, parameters: Parameters
-    ) -> Any:
+    def scheduled(self, key: AttentionKey, target: Target, parameters: Parameters) -> Any:
         """Return the symbolic kernel of a key with the template applied, as an IRModule."""
         from tvm.s_tir import Schedule
 

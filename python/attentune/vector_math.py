@@ -135,7 +135,12 @@ def _exp2_avx512(x: Expr, lanes: int) -> Expr:
 
     def intrinsic(name: str, a: Expr, b: Expr, passthrough: Expr) -> Expr:
         return tirx.call_llvm_pure_intrin(
-            dtype, f"llvm.x86.avx512.mask.{name}.ps.512", a, b, passthrough, every_lane,
+            dtype,
+            f"llvm.x86.avx512.mask.{name}.ps.512",
+            a,
+            b,
+            passthrough,
+            every_lane,
             current_rounding,
         )
 

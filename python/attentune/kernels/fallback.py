@@ -165,7 +165,9 @@ def _fallback(
                     running_max[vi] = scores.minus_infinity()
             for s in T.serial(blocks.count(vt, seq_q, seq_kv, lower, upper, block_q, block_kv)):
                 with T.sblock("max_keys"):
-                    vs = T.axis.opaque(T.ceildiv(seq_kv, block_kv), blocks.first(vt, lower, block_q, block_kv) + s)
+                    vs = T.axis.opaque(
+                        T.ceildiv(seq_kv, block_kv), blocks.first(vt, lower, block_q, block_kv) + s
+                    )
                     new_max = T.sblock_alloc_buffer((block_q,), "float32")
                     for u in T.serial(1):
                         with T.sblock("max_step"):
@@ -212,7 +214,9 @@ def _fallback(
                     out_t[vd, vi] = T.float32(0)
             for s in T.serial(blocks.count(vt, seq_q, seq_kv, lower, upper, block_q, block_kv)):
                 with T.sblock("out_keys"):
-                    vs = T.axis.opaque(T.ceildiv(seq_kv, block_kv), blocks.first(vt, lower, block_q, block_kv) + s)
+                    vs = T.axis.opaque(
+                        T.ceildiv(seq_kv, block_kv), blocks.first(vt, lower, block_q, block_kv) + s
+                    )
                     new_sum = T.sblock_alloc_buffer((block_q,), "float32")
                     new_out = T.sblock_alloc_buffer((spec.value_dim, block_q), "float32")
                     for u in T.serial(1):

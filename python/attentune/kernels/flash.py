@@ -37,9 +37,7 @@ def flash(spec: KernelSpec, block_q: int, block_kv: int) -> Any:
     block_q, block_kv : int
         Queries whose state is kept together, and keys between two updates of that state.
     """
-    return _flash.specialize(
-        spec=spec, block_q=block_q, block_kv=block_kv, **script.absent(spec)
-    )
+    return _flash.specialize(spec=spec, block_q=block_q, block_kv=block_kv, **script.absent(spec))
 
 
 @script.jit(s_tir=True)
@@ -122,20 +120,34 @@ def _flash(
                             block_sum = T.sblock_alloc_buffer((block_q,), "float32")
                             block_out = T.sblock_alloc_buffer((spec.value_dim, block_q), "float32")
                             if spec.widens:
-                                wide_key = T.sblock_alloc_buffer((block_kv, spec.head_dim), "float32")
-                                wide_value = T.sblock_alloc_buffer((block_kv, spec.value_dim), "float32")
+                                wide_key = T.sblock_alloc_buffer(
+                                    (block_kv, spec.head_dim), "float32"
+                                )
+                                wide_value = T.sblock_alloc_buffer(
+                                    (block_kv, spec.value_dim), "float32"
+                                )
                                 for j, d in T.grid(block_kv, spec.head_dim):
                                     with T.sblock("load_key"):
                                         vj, vd = T.axis.remap("SS", [j, d])
                                         wide_key[vj, vd] = T.cast(
-                                            key[vb, vh // spec.group, T.min(vs * block_kv + vj, seq_kv - 1), vd],
+                                            key[
+                                                vb,
+                                                vh // spec.group,
+                                                T.min(vs * block_kv + vj, seq_kv - 1),
+                                                vd,
+                                            ],
                                             "float32",
                                         )
                                 for j, d in T.grid(block_kv, spec.value_dim):
                                     with T.sblock("load_value"):
                                         vj, vd = T.axis.remap("SS", [j, d])
                                         wide_value[vj, vd] = T.cast(
-                                            value[vb, vh // spec.group, T.min(vs * block_kv + vj, seq_kv - 1), vd],
+                                            value[
+                                                vb,
+                                                vh // spec.group,
+                                                T.min(vs * block_kv + vj, seq_kv - 1),
+                                                vd,
+                                            ],
                                             "float32",
                                         )
                             for j, i, d in T.grid(block_kv, block_q, spec.head_dim):
@@ -143,11 +155,20 @@ def _flash(
                                     vj, vi, vd = T.axis.remap("SSR", [j, i, d])
                                     with T.init():
                                         product[vj, vi] = T.float32(0)
-                                    product[vj, vi] = product[vj, vi] + (
-                                        wide_key[vj, vd]
-                                        if spec.widens
-                                        else key[vb, vh // spec.group, T.min(vs * block_kv + vj, seq_kv - 1), vd]
-                                    ) * query_t[vd, vi]
+                                    product[vj, vi] = (
+                                        product[vj, vi]
+                                        + (
+                                            wide_key[vj, vd]
+                                            if spec.widens
+                                            else key[
+                                                vb,
+                                                vh // spec.group,
+                                                T.min(vs * block_kv + vj, seq_kv - 1),
+                                                vd,
+                                            ]
+                                        )
+                                        * query_t[vd, vi]
+                                    )
                             for j, i in T.grid(block_kv, block_q):
                                 with T.sblock("score"):
                                     vj, vi = T.axis.remap("SS", [j, i])
@@ -216,15 +237,26 @@ def _flash(
                                     vd, vi, vj = T.axis.remap("SSR", [d, i, j])
                                     with T.init():
                                         block_out[vd, vi] = T.float32(0)
-                                    block_out[vd, vi] = block_out[vd, vi] + (
-                                        wide_value[vj, vd]
-                                        if spec.widens
-                                        else value[vb, vh // spec.group, T.min(vs * block_kv + vj, seq_kv - 1), vd]
-                                    ) * weight[vj, vi]
+                                    block_out[vd, vi] = (
+                                        block_out[vd, vi]
+                                        + (
+                                            wide_value[vj, vd]
+                                            if spec.widens
+                                            else value[
+                                                vb,
+                                                vh // spec.group,
+                                                T.min(vs * block_kv + vj, seq_kv - 1),
+                                                vd,
+                                            ]
+                                        )
+                                        * weight[vj, vi]
+                                    )
                             for d, i in T.grid(spec.value_dim, block_q):
                                 with T.sblock("new_out"):
                                     vd, vi = T.axis.remap("SS", [d, i])
-                                    new_out[vd, vi] = out_t[vd, vi] * rescale[vi] + block_out[vd, vi]
+                                    new_out[vd, vi] = (
+                                        out_t[vd, vi] * rescale[vi] + block_out[vd, vi]
+                                    )
                     for u in T.serial(1):
                         with T.sblock("commit"):
                             _ = T.axis.spatial(1, u)

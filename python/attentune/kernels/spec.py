@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from attentune.key import AttentionKey
+from attentune.key import AttentionKey
 
 SIXTEEN_BIT = ("float16", "bfloat16")
 
@@ -58,14 +56,7 @@ class KernelSpec:
             bias_dtype=key.bias_dtype,
             softcap=key.softcap,
             lower=left is not None,
-            upper=right is not None or key.causal != "none",
-        )
-
-    def without_options(self) -> KernelSpec:
-        """Return the spec of the same shapes with no mask, bias, cap or bound."""
-        return replace(
-            self, mask="none", bias="none", bias_dtype="none", softcap=False, lower=False,
-            upper=False,
+            upper=key.causal or right is not None,
         )
 
     @property

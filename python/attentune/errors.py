@@ -1,0 +1,93 @@
+"""One class per cause; each message says what is wrong, the value, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class AttentuneError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidProblem(AttentuneError, ValueError):
+    """A problem, or the arrays of a call, do not fit together."""
+
+
+class InvalidKey(AttentuneError, ValueError):
+    """A text is not an attention key, or a level of anchoring is unknown."""
+
+
+class InvalidTarget(AttentuneError, ValueError):
+    """A target is unknown or incomplete."""
+
+
+class InvalidParameters(AttentuneError, ValueError):
+    """A parameter of a candidate, or of a call to the engine, is not allowed."""
+
+
+class InvalidPolicy(AttentuneError, ValueError):
+    """A policy or group is not well formed."""
+
+
+class UnknownName(AttentuneError, LookupError):
+    """There is no model, policy or variant of a name."""
+
+
+class UnsupportedArray(AttentuneError, TypeError):
+    """An array is of a kind, or on a device, that cannot be used."""
+
+
+class Unsupported(AttentuneError):
+    """No variant can serve a problem here, or one that was asked for cannot."""
+
+
+class RecordNotFound(AttentuneError, LookupError):
+    """The database has no usable record, and the caller asked for one."""
+
+
+class IncompatibleVersions(AttentuneError, ImportError):
+    """TVM and its FFI are missing or not the pair that works together."""
+
+
+class DatabaseError(AttentuneError):
+    """A database cannot be used."""
+
+
+class CorruptDatabase(DatabaseError):
+    """A database file is damaged."""
+
+
+class ForeignDatabase(DatabaseError):
+    """A file is not a database of this package."""
+
+
+class NewerSchema(DatabaseError):
+    """A database was written by a later version."""
+
+
+class ReadOnlyDatabase(DatabaseError):
+    """A database cannot be written."""
+
+
+class NoValidCandidate(AttentuneError):
+    """Every candidate of every batch failed.
+
+    Parameters
+    ----------
+    key : AttentionKey
+        What was tuned.
+    losers : sequence of Loser
+        Every candidate with its reason.
+    """
+
+    def __init__(self, key: Any, losers: Sequence[Any]) -> None:
+        self.key = key
+        self.losers = tuple(losers)
+        reasons = "; ".join(
+            f"{loser.variant} {loser.outcome}: {loser.reason}" for loser in self.losers
+        )
+        super().__init__(
+            f"No candidate for {key} is valid; mend one of these or add a variant: "
+            f"{reasons or 'the plan has no batch'}"
+        )
