@@ -7,7 +7,6 @@ strides; results come back as the kind that came in.
 from __future__ import annotations
 
 import ctypes
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -124,15 +123,12 @@ def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
     return tvm.runtime.empty(shape, dtype_name(array))
 
 
-def zeros_like(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return zeros of an array's kind, device and element type."""
-    result = empty_like(array, shape)
-    if kind(result) == "tvm":
-        if prod(shape):
-            result.copyfrom(np.zeros(shape, _numpy_dtype(dtype_name(result))))
+def clear(array: Any) -> None:
+    """Set every element of an array to 0."""
+    if kind(array) == "tvm":
+        array.copyfrom(np.zeros(tuple(array.shape), _numpy_dtype(dtype_name(array))))
     else:
-        result[...] = 0
-    return result
+        array[...] = 0
 
 
 def to_numpy(array: Any) -> np.ndarray[Any, Any]:

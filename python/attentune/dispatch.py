@@ -189,19 +189,24 @@ class Kernel:
         problem: AttentionProblem,
         values: Mapping[str, Any],
         scalars: tuple[float | int, ...],
+        out: Any = None,
     ) -> Any:
-        """Run on arrays that are known to fit the kernel."""
+        """Run on arrays that are known to fit the kernel; ``out`` is allocated if None."""
         query = values["query"]
         shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
-        if problem.is_empty or problem.seq_kv == 0:
-            return arrays.zeros_like(query, shape)
+        if out is None:
+            out = arrays.empty_like(query, shape)
+        if problem.is_empty:
+            return out
+        if problem.seq_kv == 0:
+            arrays.clear(out)
+            return out
         values = dict(values)
         for name in ("query", "key", "value"):
             values[name] = arrays.readable(values[name])
         for name in ("mask", "bias"):
             if values[name] is not None:
                 values[name] = arrays.readable(values[name], unit_innermost=False)
-        out = arrays.empty_like(query, shape)
         self._run(*arguments.tensors(self.spec, problem, values, out), *scalars)
         return out
 
@@ -305,35 +310,25 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
 
 def strides(array: Any) -> tuple[int, ...]:
     """Return an array's strides, in the units of its own kind."""
-    return tuple(array.strides) if not callable(getattr(array, "stride", None)) else array.stride()
+    return tuple(array.stride() if callable(getattr(array, "stride", None)) else array.strides)
 
 
 def _layout(*named: Any) -> str:
     """Return "bhsd", "bshd", or "strided" for arrays that are neither or not alike."""
-    found = set()
-    for array in named:
-        b, h, s, d = array.shape
-        unit = (
-            array.itemsize
-            if isinstance(strides(array), tuple) and arrays.kind(array) == "numpy"
-            else 1
-        )
-        own = tuple(n // unit for n in strides(array))
-        compact = {"bhsd": (h * s * d, s * d, d, 1), "bshd": (s * h * d, d, h * d, 1)}
-        found.add(
-            next(
-                (
-                    name
-                    for name, expected in compact.items()
-                    if all(
-                        n == e or extent <= 1
-                        for n, e, extent in zip(own, expected, array.shape, strict=True)
-                    )
-                ),
-                "strided",
-            )
-        )
-    return found.pop() if len(found) == 1 else "strided"
+    layouts = {_layout_of(array) for array in named}
+    return layouts.pop() if len(layouts) == 1 else "strided"
+
+
+def _layout_of(array: Any) -> str:
+    _, h, s, d = array.shape
+    unit = array.itemsize if arrays.kind(array) == "numpy" else 1
+    own = [n // unit for n in strides(array)]
+    compact = {"bhsd": (h * s * d, s * d, d, 1), "bshd": (s * h * d, d, h * d, 1)}
+    for name, expected in compact.items():
+        matches = zip(own, expected, array.shape, strict=True)
+        if all(stride == wanted or extent <= 1 for stride, wanted, extent in matches):
+            return name
+    return "strided"
 
 
 @dataclass(frozen=True)
@@ -476,7 +471,11 @@ class Dispatcher:
             chain: list[tuple[str, Mapping[str, int] | None]] = [
                 (record.variant, record.parameters)
             ]
-            chain += [(l.variant, l.parameters) for l in runners_up if l.variant != record.variant]
+            chain += [
+                (loser.variant, loser.parameters)
+                for loser in runners_up
+                if loser.variant != record.variant
+            ]
             return [*chain[:2], (LAST_RESORT, None)]
         plan = make_plan(problem, self.target, self.policy, tuple(self.variants), self.memory_bytes)
         supported = [
