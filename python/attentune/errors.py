@@ -58,6 +58,10 @@ class CorruptDatabase(DatabaseError):
     """A database file is damaged."""
 
 
+class CorruptRecord(DatabaseError, ValueError):
+    """A record's data is not what the schema says."""
+
+
 class ForeignDatabase(DatabaseError):
     """A file is not a database of this package."""
 
