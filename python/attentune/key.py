@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attentune.errors import InvalidKey
-from attentune.problem import AttentionProblem, Window
+from attentune.problem import (
+    ALIGNMENTS,
+    DTYPES,
+    LAYOUTS,
+    PRECISIONS,
+    AttentionProblem,
+    Window,
+)
 
 # Base of the powers that counts are anchored to, as a fraction.
 _BASES = {"minimal": (5, 2), "balanced": (2, 1), "extensive": (3, 2)}
@@ -155,7 +162,9 @@ class AttentionKey:
         """Return the problem that is tuned for this key: the upper corner of its bucket.
 
         It does not depend on the call that asked for the key, so that the order of calls never
-        changes a winner. All heads are in one batch, rounded up to whole groups.
+        changes a winner. All heads are in one batch, rounded down to whole groups: any problem of
+        the key has whole groups, so that this is the greatest count in its bucket. Its key is
+        this one again, for keys anchored at the levels balanced and full.
 
         Parameters
         ----------
@@ -163,7 +172,7 @@ class AttentionKey:
             Bound on ``heads * seq_q * seq_kv``: beyond it there are fewer heads, but never less
             than one group, so that tuning fits in memory and time.
         """
-        groups = max(-(-self.total_batches // self.group), 1)
+        groups = max(self.total_batches // self.group, 1)
         scores = max(self.group * self.seq_q * self.seq_kv, 1)
         groups = max(min(groups, max_scores // scores), 1)
         heads = groups * self.group
@@ -174,7 +183,7 @@ class AttentionKey:
         }
         bias = {**stored, "dense": (1, heads, self.seq_q, self.seq_kv)}
         return AttentionProblem(
-            batch=1,
+            batch=min(self.total_batches, 1),
             q_heads=heads,
             kv_heads=groups,
             seq_q=self.seq_q,
@@ -209,6 +218,8 @@ class AttentionKey:
         values: dict[str, str] = {}
         for part in str(text).split(","):
             name, _, value = part.strip().partition(" ")
+            if name in values:
+                raise InvalidKey(f"The key {text!r} has the field {name} twice; write it once.")
             values[name] = value.strip()
         known = [f.name for f in fields(cls)]
         for name in values:
@@ -244,17 +255,41 @@ def _read(name: str, kind: str, text: str) -> Any:
         if kind == "bool":
             return {"yes": True, "no": False}[text]
         if kind == "int":
-            return int(text)
+            return _count(text, 1 if name in _AT_LEAST_ONE else 0)
         if name == "window":
             if text == "none":
                 return None
             left, right = text.split("/")
-            return (int(left) if left else None, int(right) if right else None)
+            return (_count(left, 0) if left else None, _count(right, 0) if right else None)
     except (KeyError, ValueError):
+        form = _FORMS["positive" if name in _AT_LEAST_ONE else kind if kind in _FORMS else name]
+        raise InvalidKey(f"The field {name} of a key is {text!r}; write {form}.") from None
+    if text not in _CHOICES[name]:
         raise InvalidKey(
-            f"The field {name} of a key is {text!r}; write {_FORMS.get(kind, 'none, or left/right')}."
-        ) from None
+            f"The field {name} of a key is {text!r}; write one of {', '.join(_CHOICES[name])}."
+        )
     return text
 
 
-_FORMS = {"bool": "yes or no", "int": "a whole number"}
+def _count(text: str, least: int) -> int:
+    count = int(text)
+    if count < least:
+        raise ValueError
+    return count
+
+
+_FORMS = {
+    "bool": "yes or no",
+    "int": "a whole number",
+    "positive": "a whole number of at least 1",
+    "window": "none, or left/right",
+}
+_AT_LEAST_ONE = ("head_dim", "value_dim", "group")
+_CHOICES = {
+    **dict.fromkeys(("query_dtype", "key_dtype", "value_dtype", "out_dtype"), DTYPES),
+    **dict.fromkeys(("mask", "bias"), ("none", "dense", "broadcast")),
+    "bias_dtype": ("none", *DTYPES),
+    "alignment": ("none", *ALIGNMENTS),
+    "precision": PRECISIONS,
+    "layout": LAYOUTS,
+}

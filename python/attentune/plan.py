@@ -37,7 +37,7 @@ class Plan:
     batches : tuple of tuples of str
         Names of variants; one batch is tried at a time.
     dropped : tuple of str
-        Variants that a negative priority took out.
+        Variants that a negative priority, their own or their only groups', took out.
     """
 
     key: AttentionKey
@@ -124,11 +124,11 @@ def make_plan(
     )
     budget = memory_budget() if memory_bytes is None else memory_bytes
     context = Context(key, target, budget, problem)
-    batches = merge(policy.groups, (*policy.variants, *variants), context)
-    dropped = _dropped(policy.groups, context)
-    return Plan(
-        key, target, policy.name, batches, tuple(n for n in policy.variants if n in dropped)
-    )
+    known = tuple(dict.fromkeys((*policy.variants, *variants)))
+    batches = merge(policy.groups, known, context)
+    emitted = {name for batch in batches for name in batch}
+    dropped = tuple(name for name in known if name not in emitted)
+    return Plan(key, target, policy.name, batches, dropped)
 
 
 def memory_budget() -> int:

@@ -99,7 +99,7 @@ class AttentionProblem:
         ):
             raise InvalidProblem(
                 f"q_heads is {self.q_heads} and kv_heads {self.kv_heads}; "
-                "q_heads must be a multiple of kv_heads."
+                "q_heads must be a multiple of kv_heads, and 0 only where kv_heads is."
             )
         _choice("dtype", self.dtype, DTYPES)
         _choice("causal_alignment", self.causal_alignment, ALIGNMENTS)
@@ -116,7 +116,8 @@ class AttentionProblem:
         if self.bias is None:
             if self.bias_dtype is not None:
                 raise InvalidProblem(
-                    f"bias_dtype is {self.bias_dtype!r} without a bias; give a bias or leave it out."
+                    f"bias_dtype is {self.bias_dtype!r} without a bias; give a bias or leave it "
+                    "out."
                 )
         else:
             self._set("bias_dtype", self.bias_dtype or self.dtype)
@@ -128,7 +129,7 @@ class AttentionProblem:
     def _default_mask(self) -> Any:
         if self.mask is True:
             return (self.batch, 1, self.seq_q, self.seq_kv)
-        if self.mask == "padding":
+        if isinstance(self.mask, str) and self.mask == "padding":
             return (self.batch, 1, 1, self.seq_kv)
         return self.mask
 
@@ -137,8 +138,10 @@ class AttentionProblem:
             return None
         full = (self.batch, self.q_heads, self.seq_q, self.seq_kv)
         if not isinstance(shape, (tuple, list)):
+            named = ', "padding"' if name == "mask" else ""
             raise InvalidProblem(
-                f"{name} is {shape!r}; it must be None, True or a shape that broadcasts over {full}."
+                f"{name} is {shape!r}; it must be None, True{named} or a shape that broadcasts "
+                f"over {full}."
             )
         extents = tuple(_count(name, extent, 0) for extent in shape)
         if not 1 <= len(extents) <= 4:
@@ -241,8 +244,9 @@ class AttentionProblem:
                 f"The problem {text!r} has no element type; "
                 "write it as B,Hq,Hkv,Sq,Skv,D,Dv:dtype[:option...]."
             )
-        extents = parts[0].split(",")
-        if len(extents) != 7 or not all(e.strip().isdecimal() for e in extents):
+        extents = [extent.strip() for extent in parts[0].split(",")]
+        # Python refuses to convert thousands of digits, with an error of its own.
+        if len(extents) != 7 or not all(e.isdecimal() and len(e) <= 18 for e in extents):
             raise InvalidProblem(
                 f"The problem {text!r} begins with {parts[0]!r}; "
                 "it must begin with seven counts, B,Hq,Hkv,Sq,Skv,D,Dv."
@@ -254,7 +258,7 @@ class AttentionProblem:
                 if field in options:
                     raise InvalidProblem(f"The option {part!r} says {field} twice; say it once.")
                 options[field] = setting
-        return cls(*(int(e) for e in extents), dtype=parts[1].strip(), **options)
+        return cls(*map(int, extents), dtype=parts[1].strip(), **options)
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -308,7 +312,7 @@ def _count(name: str, value: Any, least: int) -> int:
 
 
 def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(allowed)}."
         raise InvalidProblem(f"{name} is {value!r}; {hint}")
@@ -320,7 +324,10 @@ def _real(name: str, value: Any, *, positive: bool) -> float | None:
     wanted = "a finite number above 0" if positive else "a finite number"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidProblem(f"{name} is {value!r}; it must be None or {wanted}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or (positive and number <= 0):
         raise InvalidProblem(f"{name} is {value!r}; it must be None or {wanted}.")
     return number

@@ -26,7 +26,16 @@ _LEVELS = (
     ("x86-64-v3", ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")),
     ("x86-64-v4", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
 )
-# Features beyond the levels that kernels here use or LLVM makes other code for: Linux's name, LLVM's.
+# Where LLVM's spelling of these differs.
+_LLVM_NAMES = {
+    "lahf_lm": "sahf",
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    "bmi1": "bmi",
+    "abm": "lzcnt",
+}
+# Features beyond the levels that kernels here use or LLVM makes other code for, as Linux and LLVM
+# spell them.
 _X86_EXTRAS = {
     "avx_vnni": "avxvnni",
     "avx512_vnni": "avx512vnni",
@@ -36,6 +45,18 @@ _X86_EXTRAS = {
     "amx_bf16": "amx-bf16",
     "amx_int8": "amx-int8",
     "amx_fp16": "amx-fp16",
+}
+_AMX = "avx512vnni avx512bf16 avx512fp16 avxvnni amx-tile amx-bf16 amx-int8"
+# CPUs that TVM's tags name: their level and what they have beyond it.
+_CPUS = {
+    **dict.fromkeys(("haswell", "broadwell", "skylake"), ("x86-64-v3", "")),
+    **dict.fromkeys(("znver1", "znver2", "znver3"), ("x86-64-v3", "")),
+    "skylake-avx512": ("x86-64-v4", ""),
+    **dict.fromkeys(("cascadelake", "icelake-server"), ("x86-64-v4", "avx512vnni")),
+    **dict.fromkeys(("sapphirerapids", "emeraldrapids"), ("x86-64-v4", _AMX)),
+    "graniterapids": ("x86-64-v4", f"{_AMX} amx-fp16"),
+    "znver4": ("x86-64-v4", "avx512vnni avx512bf16"),
+    "znver5": ("x86-64-v4", "avx512vnni avx512bf16 avxvnni"),
 }
 _ARM_EXTRAS = {"asimdhp": "fullfp16", "asimddp": "dotprod", "bf16": "bf16", "sve": "sve"}
 _TENSOR_CORES = {"float16": 70, "bfloat16": 80}
@@ -92,7 +113,7 @@ class Target:
                 raise InvalidTarget(f"The target {text!r} is not JSON: {error}.") from None
             return cls._from_config(config)
         kind, _, arch = text.partition(":")
-        if kind == "cuda" and arch:
+        if kind == "cuda":
             return cls._from_config({"kind": "cuda", "arch": arch})
         return cls._from_tag(text)
 
@@ -111,8 +132,18 @@ class Target:
                     f"The CUDA target's arch is {arch!r}; name one, as in 'cuda:sm_80'."
                 )
         clean = {name: value for name, value in config.items() if name not in ("keys", "tag")}
-        if isinstance(clean.get("mattr"), list):
-            clean["mattr"] = sorted(set(clean["mattr"]))
+        mattr = clean.get("mattr", [])
+        if not isinstance(mattr, (list, tuple)) or not all(isinstance(name, str) for name in mattr):
+            raise InvalidTarget(
+                f"The target's mattr is {mattr!r}; it must be a list of names, as in ['+avx2']."
+            )
+        if mattr:
+            clean["mattr"] = sorted(set(mattr))
+        cores = clean.get("num-cores", 1)
+        if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+            raise InvalidTarget(
+                f"The target's num-cores is {cores!r}; it must be a whole number of at least 1."
+            )
         try:
             return cls(json.dumps(clean, sort_keys=True, separators=(",", ":")))
         except TypeError:
@@ -129,7 +160,11 @@ class Target:
             near = difflib.get_close_matches(tag, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(known)}, or JSON."
             raise InvalidTarget(f"There is no target {tag!r}; {hint}") from None
-        return cls._from_config(json.loads(str(resolved)))
+        config = json.loads(str(resolved))
+        # TVM derives its features again, and the host is not the tag's to choose.
+        return cls._from_config(
+            {n: v for n, v in config.items() if n != "host" and not n.startswith("feature.")}
+        )
 
     def __str__(self) -> str:
         """Return the canonical JSON, which `parse` reads."""
@@ -164,15 +199,18 @@ class Target:
         """CPU features beyond the baseline, as LLVM spells them."""
         if not self.is_cpu:
             return frozenset()
-        found = {str(f).lstrip("+") for f in self.attributes.get("mattr", [])}
         cpu = str(self.attributes.get("mcpu", ""))
+        cpu, beyond = _CPUS.get(cpu, (cpu, ""))
+        found = set(beyond.split())
         names = [name for name, _ in _LEVELS]
         if cpu in names:
             for _, features in _LEVELS[: names.index(cpu) + 1]:
-                found |= set(features)
+                found |= {_LLVM_NAMES.get(feature, feature) for feature in features}
         if self.arch == "aarch64":
             found.add("neon")
-        return frozenset(found)
+        given = [str(name) for name in self.attributes.get("mattr", [])]
+        found |= {name.removeprefix("+") for name in given if not name.startswith("-")}
+        return frozenset(found - {name[1:] for name in given if name.startswith("-")})
 
     @property
     def num_cores(self) -> int:
@@ -206,7 +244,11 @@ class Target:
 def _to_tvm(config: str) -> Any:
     import tvm
 
-    resolved = tvm.target.Target(json.loads(config))
+    try:
+        resolved = tvm.target.Target(json.loads(config))
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidTarget(f"TVM does not accept the target {config}: {reason}") from None
     return resolved if resolved.kind.name == "llvm" else resolved.with_host("llvm")
 
 
@@ -246,6 +288,8 @@ def describe_cpu(system: str, machine: str, cpuinfo: str, cores: int) -> Target:
                 break
             cpu = name
         extras = [llvm for linux, llvm in _X86_EXTRAS.items() if linux in flags]
+    elif arch != "aarch64":
+        cpu, extras = "generic", []
     else:
         cpu = "generic"
         extras = ["neon", *(llvm for linux, llvm in _ARM_EXTRAS.items() if linux in flags)]
