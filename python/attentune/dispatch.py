@@ -33,6 +33,7 @@ from attentune.plan import make_plan
 from attentune.problem import AttentionProblem
 from attentune.record import Record, stale_reason
 from attentune.target import Target
+from attentune.threads import use_cores
 from attentune.variant import Variant
 from attentune.versions import current_versions
 
@@ -77,6 +78,7 @@ class Kernel:
         self._module = variant.scheduled(key, target, self._parameters)
         self._built = compile_module(self._module, target)
         self._run = self._built["main"]
+        use_cores(target.num_cores)
 
     @property
     def variant(self) -> str:

@@ -26,6 +26,7 @@ from attentune.problem import AttentionProblem
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
 from attentune.search.workload import Workload
+from attentune.threads import use_cores
 
 BUILD_SECONDS = 60.0
 # TVM's build processes grow; they are replaced after this many candidates.
@@ -103,7 +104,7 @@ def search(
         runner = ms.runner.LocalRunner(
             timeout_sec=run_seconds,
             evaluator_config=ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=5),
-            f_alloc_argument=partial(allocate, KernelSpec.from_key(key), problem),
+            f_alloc_argument=partial(allocate, KernelSpec.from_key(key), problem, target.num_cores),
             initializer=limit,
         )
     measured: list[Measured] = []
@@ -192,9 +193,15 @@ def build_candidate(task: tuple[Any, Any]) -> str:
 
 
 def allocate(
-    spec: KernelSpec, problem: AttentionProblem, _device: Any, _info: Any, repeat: int
+    spec: KernelSpec,
+    problem: AttentionProblem,
+    cores: int,
+    _device: Any,
+    _info: Any,
+    repeat: int,
 ) -> list[list[Any]]:
     """Return arguments of a specialized kernel: masks and biases with the strides they have."""
+    use_cores(cores)
     inputs = random_inputs(problem)
     shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
     out = arrays.empty_like(inputs["query"], shape)

@@ -24,6 +24,7 @@ from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
 from attentune.search.measure import limit_memory
 from attentune.target import Target
+from attentune.threads import use_cores
 
 # A sample is repeated within itself until it is this long: the clock's and a call's own cost
 # then stay below a hundredth.
@@ -141,7 +142,9 @@ _CALLS: dict[tuple[str, AttentionProblem], tuple[Any, list[Any], int]] = {}
 
 def _load(name: str, module_json: str, target_json: str, spec: KernelSpec) -> None:
     module = tvm.ir.load_json(module_json)
-    built = compile_module(module, Target.parse(target_json))
+    target = Target.parse(target_json)
+    use_cores(target.num_cores)
+    built = compile_module(module, target)
     _KERNELS[name] = (built["main"], spec)
 
 
