@@ -270,7 +270,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "bshd": {"layout": "bshd"},
     "strided": {"layout": "strided"},
 }
-_VALUED = ("mask", "bias", "softcap", "window", "scale")
+_FORMS = {
+    **{name: name for name in _FLAGS},
+    "mask": "mask, mask=padding or mask=1x1x384x384",
+    "bias": "bias, bias=1x8x64x64 or bias=1x8x64x64@float32",
+    "softcap": "softcap=50",
+    "window": "window=4095/0",
+    "scale": "scale=0.1",
+}
 
 
 def _option(name: str, value: str, part: str) -> dict[str, Any]:
@@ -291,9 +298,13 @@ def _option(name: str, value: str, part: str) -> dict[str, Any]:
             return {name: float(value)}
     except ValueError:
         pass
-    known = [*_FLAGS, *(f"{n}=" for n in _VALUED)]
-    near = difflib.get_close_matches(name, [k.rstrip("=") for k in known], n=1)
-    hint = f"did you mean {near[0]!r}?" if near and near[0] != name else f"use {', '.join(known)}."
+    near = difflib.get_close_matches(name, _FORMS, n=1)
+    if name in _FORMS:
+        hint = f"write {_FORMS[name]}."
+    elif near:
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"the options are {', '.join(_FORMS)}."
     raise InvalidProblem(f"The option {part!r} of a problem is not understood; {hint}")
 
 
