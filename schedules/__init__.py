@@ -6,10 +6,24 @@ is the list of what there is, in the order that breaks ties.
 
 from __future__ import annotations
 
-from attentune.schedules.fallback import FALLBACK
-from attentune.schedules.flash_unit import FLASH_UNIT
+from typing import TYPE_CHECKING, Any
+
 from attentune.schedules.policy import POLICIES
 
-VARIANTS = (FALLBACK, FLASH_UNIT)
+if TYPE_CHECKING:
+    from attentune.variant import Variant
+
+    VARIANTS: tuple[Variant, ...]
 
 __all__ = ["POLICIES", "VARIANTS"]
+
+
+def __getattr__(name: str) -> Any:
+    # At first use: the variants load TVM, and planning only needs the policies.
+    if name != "VARIANTS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attentune.schedules.fallback import FALLBACK
+    from attentune.schedules.flash_unit import FLASH_UNIT
+
+    globals()[name] = (FALLBACK, FLASH_UNIT)
+    return globals()[name]

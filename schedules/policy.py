@@ -46,9 +46,10 @@ SEED = Policy(
 )
 
 
-def _native_fragment(context: Context) -> bool:
-    """Return whether the matrix unit takes the problem's own element type."""
-    return context.key.query_dtype in context.target.cmma_dtypes
+def _unsplit(context: Context) -> bool:
+    """Return whether the matrix unit takes operands as they are: in their own type, or relaxed."""
+    key, dtypes = context.key, context.target.cmma_dtypes
+    return key.query_dtype in dtypes or (key.precision == "relaxed" and bool(dtypes))
 
 
 def _any_fragment(context: Context) -> bool:
@@ -62,10 +63,10 @@ def _cmma(context: Context) -> int:
 
 def _unit(context: Context) -> int:
     # Without a matrix unit there is nothing better, and a batch of one would measure nothing.
-    # Where the fragments are narrower than the problem, operands are split and the work grows, so
-    # the unit may win. With fewer queries than a cmma has rows, most of the cmma is padding.
-    native = _native_fragment(context) and context.key.seq_q >= CMMA_ROWS
-    return LAST if native else WORTH_A_TRY
+    # Where the fragments are narrower than a strict problem, operands are split and the work
+    # grows, so the unit may win. With fewer queries than a cmma has rows, most of it is padding.
+    full_speed = _unsplit(context) and context.key.seq_q >= CMMA_ROWS
+    return LAST if full_speed else WORTH_A_TRY
 
 
 def _split_kv(context: Context) -> int:
