@@ -5,7 +5,6 @@ Every kernel is compared with it and with nothing else.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -157,8 +156,6 @@ def _problem(
             f"bias has the element type {np.asarray(bias).dtype}; a bias is a float: pass a "
             "boolean one as mask."
         )
-    if scale is not None and not math.isfinite(scale):
-        raise InvalidProblem(f"scale is {scale!r}; it must be None or a finite number.")
     return AttentionProblem(
         batch=q.shape[0],
         q_heads=q.shape[1],
