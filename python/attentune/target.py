@@ -132,7 +132,7 @@ class Target:
                     f"The CUDA target's arch is {arch!r}; name one, as in 'cuda:sm_80'."
                 )
         clean = {name: value for name, value in config.items() if name not in ("keys", "tag")}
-        mattr = clean.get("mattr", [])
+        mattr = clean.pop("mattr", [])
         if not isinstance(mattr, (list, tuple)) or not all(isinstance(name, str) for name in mattr):
             raise InvalidTarget(
                 f"The target's mattr is {mattr!r}; it must be a list of names, as in ['+avx2']."
