@@ -242,7 +242,7 @@ def attention(
     bias: Any = None,
     is_causal: bool = False,
     causal_alignment: str = "bottom_right",
-    window: tuple[int | None, int | None] | None = None,
+    window: Sequence[int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     precision: str = "strict",
@@ -312,7 +312,8 @@ def attention(
     1.0
     """
     dispatcher = _dispatcher(target, database, on_miss, "default", None)
-    options = (is_causal, causal_alignment, window, scale, softcap, precision)
+    sides = tuple(window) if isinstance(window, list) else window
+    options = (is_causal, causal_alignment, sides, scale, softcap, precision)
     return dispatcher(query, key, value, mask, bias, options)
 
 
@@ -357,7 +358,7 @@ def _dispatcher(target: Any, database: Any, on_miss: str, policy: Any, variants:
     )
     found = _DISPATCHERS.get(identity)
     if found is not None:
-        return found[0]  # type: ignore[no-any-return]
+        return found[0]
     check_versions()
     from attentune.dispatch import Dispatcher
 

@@ -135,7 +135,7 @@ def to_numpy(array: Any) -> np.ndarray[Any, Any]:
     """Return an array as NumPy, sharing memory where NumPy knows the element type."""
     which = kind(array)
     if which == "numpy":
-        return array  # type: ignore[no-any-return]
+        return array
     name = dtype_name(array)
     if name != "bfloat16":
         return np.from_dlpack(array.detach() if which == "torch" else array)

@@ -237,7 +237,7 @@ class Database:
             self._local.connection, self._local.process = found, os.getpid()
             with self._lock:
                 self._opened.append(found)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _open(self) -> sqlite3.Connection:
         if self.path.is_dir():

@@ -29,7 +29,7 @@ from attentune.errors import (
 from attentune.group import Policy
 from attentune.kernels.spec import KernelSpec
 from attentune.key import AttentionKey
-from attentune.plan import make_plan
+from attentune.plan import make_plan, memory_budget
 from attentune.problem import AttentionProblem
 from attentune.record import Record, stale_reason
 from attentune.target import Target
@@ -399,15 +399,20 @@ class Dispatcher:
         options: tuple[Any, ...],
     ) -> Any:
         """Compute attention; ``options`` are `OPTIONS`' values in their order."""
-        signature = (
-            type(query), query.shape, key.shape, value.shape,
-            query.dtype, key.dtype, value.dtype,
-            strides(query), strides(key), strides(value),
-            None if mask is None else (type(mask), mask.shape, mask.dtype),
-            None if bias is None else (type(bias), bias.shape, bias.dtype),
-            options,
-        )  # fmt: skip
-        call = self._calls.get(signature)
+        try:
+            signature = (
+                type(query), query.shape, key.shape, value.shape,
+                query.dtype, key.dtype, value.dtype,
+                strides(query), strides(key), strides(value),
+                None if mask is None else (type(mask), mask.shape, mask.dtype),
+                None if bias is None else (type(bias), bias.shape, bias.dtype),
+                options,
+            )  # fmt: skip
+            call = self._calls.get(signature)
+        except (AttributeError, TypeError):
+            # Something is no array, or an option no plain value: say what it is.
+            describe(query, key, value, mask, bias, **dict(zip(OPTIONS, options, strict=True)))
+            raise
         if call is None:
             call = self._resolve(query, key, value, mask, bias, options)
             if len(self._calls) >= MAX_CALLS:
@@ -513,10 +518,9 @@ class Dispatcher:
             raise Unsupported(f"{name} is unsupported: {reason}")
         chosen = variant.defaults(key, self.target) if parameters is None else parameters
         needed = variant.workspace(problem, self.target, chosen)
-        if self.memory_bytes is not None and needed > self.memory_bytes:
-            raise Unsupported(
-                f"{name} needs {needed} bytes of workspace, and {self.memory_bytes} are allowed"
-            )
+        allowed = memory_budget() if self.memory_bytes is None else self.memory_bytes
+        if needed > allowed:
+            raise Unsupported(f"{name} needs {needed} bytes of workspace, and {allowed} are free")
         identity = (name, KernelSpec.from_key(key), tuple(sorted(chosen.items())))
         if identity not in self._kernels:
             self._kernels[identity] = Kernel(key, self.target, variant, chosen)

@@ -258,7 +258,8 @@ class AttentionProblem:
                 if field in options:
                     raise InvalidProblem(f"The option {part!r} says {field} twice; say it once.")
                 options[field] = setting
-        return cls(*map(int, extents), dtype=parts[1].strip(), **options)
+        b, hq, hkv, sq, skv, d, dv = map(int, extents)
+        return cls(b, hq, hkv, sq, skv, d, dv, dtype=parts[1].strip(), **options)
 
 
 _FLAGS: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -133,19 +134,24 @@ class Variant:
 
     def fingerprint(self) -> str:
         """Return a digest of the sources that a candidate's code comes from."""
-        import attentune.compile
-        import attentune.kernels
-        import attentune.vector_math
+        return _fingerprint(self.schedule)
 
-        digest = hashlib.sha256()
-        modules = [attentune.compile, attentune.vector_math]
-        files = sorted(Path(attentune.kernels.__file__).parent.glob("*.py"))
-        files += [Path(inspect.getfile(module)) for module in modules]
-        files += _sources(self.schedule)
-        for file in files:
-            digest.update(file.name.encode())
-            digest.update(file.read_bytes())
-        return digest.hexdigest()[:16]
+
+@cache
+def _fingerprint(schedule: Callable[..., Any]) -> str:
+    import attentune.compile
+    import attentune.kernels
+    import attentune.vector_math
+
+    digest = hashlib.sha256()
+    modules = [attentune.compile, attentune.vector_math]
+    files = sorted(Path(attentune.kernels.__file__).parent.glob("*.py"))
+    files += [Path(inspect.getfile(module)) for module in modules]
+    files += _sources(schedule)
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _points(domains: Domains) -> Iterator[dict[str, int]]:

@@ -89,7 +89,7 @@ def score(
     if spec.mask != "none":
         visible = tirx.all(visible, mask)
     value = tirx.Select(visible, value, minus_infinity())
-    return value if spec.bias == "none" else value + bias.astype("float32")
+    return value if bias is None else value + bias.astype("float32")
 
 
 def row(kind: str, query: Expr, seq_q: Expr) -> Expr:

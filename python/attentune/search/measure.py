@@ -151,7 +151,7 @@ def search(
 
 
 @derived_object
-class _Builder(ms.builder.PyBuilder):  # type: ignore[misc]
+class _Builder(ms.builder.PyBuilder):
     """TVM's pool of build processes, kept from one round of the search to the next.
 
     `LocalBuilder` starts its processes anew each round, and each imports TVM first: with the few
@@ -218,7 +218,7 @@ def limit_memory(memory_bytes: int | None) -> None:
 
 
 @derived_object
-class _Collect(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
+class _Collect(ms.measure_callback.PyMeasureCallback):
     """Keep every result with its error's text, which MetaSchedule's database drops."""
 
     def __init__(self, workloads: list[Workload], keep: Callable[[Measured], None]) -> None:

@@ -133,7 +133,9 @@ def tensor_layouts(
         "value": (p.batch, p.kv_heads, p.seq_kv, p.value_dim),
         "out": (p.batch, p.q_heads, p.seq_q, p.value_dim),
     }
-    layouts = {name: (shape, _compact(shape)) for name, shape in shapes.items()}
+    layouts: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        name: (shape, _compact(shape)) for name, shape in shapes.items()
+    }
     if p.layout == "bshd":
         for name in ("query", "key", "value"):
             b, h, s, d = shapes[name]
@@ -162,7 +164,7 @@ def _like(old: Any, number: int) -> Any:
 
 
 @derived_object
-class _Allowed(ms.postproc.PyPostproc):  # type: ignore[misc]
+class _Allowed(ms.postproc.PyPostproc):
     """Reject a point of the space that the variant does not count among its candidates."""
 
     def __init__(self, workload: Workload) -> None:
@@ -181,7 +183,7 @@ class _Allowed(ms.postproc.PyPostproc):  # type: ignore[misc]
 
 
 @derived_object
-class _Redraw(ms.mutator.PyMutator):  # type: ignore[misc]
+class _Redraw(ms.mutator.PyMutator):
     """Draw one decision anew: TVM's own mutators change nothing about a plain categorical draw."""
 
     def __init__(self, seed: int) -> None:
