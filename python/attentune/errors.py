@@ -95,3 +95,7 @@ class NoValidCandidate(AttentuneError):
             f"No candidate for {key} is valid; mend one of these or add a variant: "
             f"{reasons or 'the plan has no batch'}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is made anew from its message alone.
+        return type(self), (self.key, self.losers)

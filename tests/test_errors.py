@@ -1,0 +1,189 @@
+"""One class a cause, and for each a message that says what is wrong, the value and what to do."""
+
+import inspect
+import pickle
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attentune import api, errors, models, versions
+from attentune.errors import AttentuneError, NoValidCandidate
+from attentune.group import Policy
+from attentune.key import AttentionKey, anchor
+from attentune.problem import AttentionProblem
+from attentune.target import Target
+from attentune.variant import Variant
+
+CLASSES = {
+    name: value
+    for name, value in vars(errors).items()
+    if inspect.isclass(value) and issubclass(value, AttentuneError)
+}
+KEY = AttentionKey.from_problem(AttentionProblem.parse("1,2,2,3,3,4,4:float32"))
+CPU = Target.parse({"kind": "llvm"})
+VARIANT = Variant(
+    name="mine",
+    supports=lambda key, target: None,
+    structure=lambda key, target: {"planes": (2, 4)},
+    space=lambda key, target, structure: {"unroll": (0, 16)},
+    kernel=lambda spec, structure: None,
+    schedule=lambda sch, spec, target, parameters: None,
+    workspace=lambda problem, target, parameters: 0,
+    allows=lambda key, target, parameters: parameters["planes"] == 2 or not parameters["unroll"],
+)
+
+
+def check_other_versions(monkeypatch):
+    monkeypatch.setattr(versions, "installed", {"apache-tvm": "0.27.0.post1"}.get)
+    versions.check_versions.__wrapped__()
+
+
+def fail(losers):
+    raise NoValidCandidate(KEY, losers)
+
+
+# What only TVM or a file provokes is tested beside what raises it. The messages of InvalidProblem,
+# InvalidKey, InvalidTarget and InvalidPolicy are tested at length with their modules.
+ELSEWHERE = {
+    "UnsupportedArray", "Unsupported", "RecordNotFound", "DatabaseError", "CorruptDatabase",
+    "CorruptRecord", "ForeignDatabase", "NewerSchema", "ReadOnlyDatabase",
+}  # fmt: skip
+CASES = [
+    (
+        "InvalidProblem",
+        lambda _: AttentionProblem.parse("1,2,2,3,3,4,0:float32"),
+        "value_dim is 0; it must be a whole number of at least 1.",
+    ),
+    (
+        "InvalidKey",
+        lambda _: anchor(3, "fine"),
+        "The level of anchoring is 'fine'; choose from minimal, balanced, extensive, full.",
+    ),
+    (
+        "InvalidTarget",
+        lambda _: Target.parse("cuda"),
+        "The CUDA target's arch is ''; name one, as in 'cuda:sm_80'.",
+    ),
+    (
+        "InvalidPolicy",
+        lambda _: Policy("mine", ("a", "a"), ()),
+        "The policy 'mine' names the variant 'a' twice; name it once.",
+    ),
+    (
+        "InvalidParameters",
+        lambda _: VARIANT.check(KEY, CPU, {"planes": 3, "unroll": 0}),
+        "mine's parameter planes is 3; it must be one of [2, 4].",
+    ),
+    (
+        "InvalidParameters",
+        lambda _: VARIANT.check(KEY, CPU, {"planes": 2}),
+        "mine needs the parameter unroll, one of [0, 16].",
+    ),
+    (
+        "InvalidParameters",
+        lambda _: VARIANT.check(KEY, CPU, {"planes": 2, "unroll": 0, "tile": 1}),
+        "mine has no parameter 'tile'; it has planes, unroll.",
+    ),
+    (
+        "InvalidParameters",
+        lambda _: VARIANT.check(KEY, CPU, {"planes": 4, "unroll": 16}),
+        "mine does not allow {'planes': 4, 'unroll': 16} together; tune the key anew.",
+    ),
+    (
+        "UnknownName",
+        lambda _: api.find_policy("seeds"),
+        "There is no policy 'seeds'; did you mean 'seed'?",
+    ),
+    (
+        "UnknownName",
+        lambda _: api.find_policy("best"),
+        "There is no policy 'best'; choose from seed, default.",
+    ),
+    (
+        "UnknownName",
+        lambda _: models.get("vit-b-16"),
+        "There is no model 'vit-b-16'; did you mean 'vit-b16'?",
+    ),
+    (
+        "IncompatibleVersions",
+        check_other_versions,
+        "attentune needs apache-tvm==0.27.0.post1 with apache-tvm-ffi==0.1.14.post1, but found "
+        "apache-tvm 0.27.0.post1, apache-tvm-ffi missing; run: pip install "
+        "apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1",
+    ),
+    (
+        "NoValidCandidate",
+        lambda _: fail(
+            [
+                SimpleNamespace(variant="a", outcome="build", reason="no room"),
+                SimpleNamespace(variant="b", outcome="wrong", reason="off by 3"),
+            ]
+        ),
+        f"No candidate for {KEY} is valid; mend one of these or add a variant: a build: no room; "
+        "b wrong: off by 3",
+    ),
+    (
+        "NoValidCandidate",
+        lambda _: fail([]),
+        f"No candidate for {KEY} is valid; mend one of these or add a variant: the plan has no "
+        "batch",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "provoke", "message"), CASES)
+def test_message(name, provoke, message, monkeypatch):
+    with pytest.raises(AttentuneError) as caught:
+        provoke(monkeypatch)
+    assert type(caught.value) is CLASSES[name]
+    assert str(caught.value) == message
+    assert "\n" not in message
+
+
+def test_every_class_has_a_test_of_its_message():
+    tested = {name for name, _, _ in CASES}
+    assert tested | ELSEWHERE | {"AttentuneError"} == set(CLASSES)
+    others = [f for f in Path(__file__).parent.glob("test_*.py") if f != Path(__file__)]
+    text = "\n".join(file.read_text() for file in others)
+    assert [name for name in sorted(ELSEWHERE) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_losers_are_kept():
+    losers = [SimpleNamespace(variant="a", outcome="build", reason="no room")]
+    error = NoValidCandidate(KEY, losers)
+    assert (error.key, error.losers) == (KEY, tuple(losers))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_errors_pass_between_processes(name):
+    error = NoValidCandidate(KEY, []) if name == "NoValidCandidate" else CLASSES[name]("why")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+
+
+# Callers that catch Python's own classes catch these as well.
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("InvalidProblem", ValueError),
+        ("InvalidKey", ValueError),
+        ("InvalidTarget", ValueError),
+        ("InvalidParameters", ValueError),
+        ("InvalidPolicy", ValueError),
+        ("UnknownName", LookupError),
+        ("RecordNotFound", LookupError),
+        ("UnsupportedArray", TypeError),
+        ("IncompatibleVersions", ImportError),
+        ("CorruptDatabase", errors.DatabaseError),
+        ("CorruptRecord", errors.DatabaseError),
+        ("ForeignDatabase", errors.DatabaseError),
+        ("NewerSchema", errors.DatabaseError),
+        ("ReadOnlyDatabase", errors.DatabaseError),
+    ],
+)
+def test_base(name, builtin):
+    assert issubclass(CLASSES[name], builtin)
+    assert CLASSES[name].__doc__
