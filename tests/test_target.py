@@ -184,6 +184,7 @@ def test_tensor_cores(arch, dtypes):
         ({"mcpu": "znver4"}, 64, ()),
         ({"mcpu": "cortex-a72"}, 16, ()),
         ({"mattr": ["+avx2"]}, 32, ()),
+        ({"mattr": ["+avx2", "+avx512f"]}, 32, ()),
         ({"mcpu": "x86-64-v4", "mattr": ["-avx512f"]}, 32, ()),
         ({"mcpu": "sapphirerapids", "mattr": ["-amx-tile"]}, 64, ()),
     ],

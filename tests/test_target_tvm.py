@@ -41,7 +41,17 @@ def test_tvm_takes_it(target):
     assert Target.parse(str(ours)).to_tvm() is theirs
 
 
-# Building a schedule for a CPU that LLVM does not know would only warn, and generate other code.
+def test_tag_keeps_what_was_chosen_and_not_what_follows_from_it():
+    assert Target.parse("raspberry-pi/4b-aarch64").attributes == {
+        "kind": "llvm",
+        "mtriple": "aarch64-linux-gnu",
+        "mcpu": "cortex-a72",
+        "mattr": ["+neon"],
+        "num-cores": 4,
+    }
+
+
+# LLVM only warns of a name that it does not know, and generates other code.
 @pytest.mark.parametrize(
     ("machine", "cpuinfo"),
     [("x86_64", f"flags: {FLAGS}"), ("aarch64", "Features: asimdhp asimddp bf16 sve")],
