@@ -139,7 +139,7 @@ GROUPS = st.lists(
 
 
 @given(GROUPS, st.permutations(NAMES))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_everything_that_is_not_dropped_is_emitted_once(groups, variants):
     batches = merge(groups, variants, CONTEXT)
     emitted = [name for batch in batches for name in batch]

@@ -24,7 +24,7 @@ def message(**changes):
 
 
 @given(problems())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_text_reads_back(problem):
     assert AttentionProblem.parse(str(problem)) == problem
 
