@@ -1,6 +1,7 @@
 """One way to check a candidate: run it on a problem and compare with the float64 reference."""
 
 import numpy as np
+
 from attentune import AttentionKey, reference
 from attentune.accuracy import mismatch
 from attentune.arguments import scalars

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import tvm_ffi
-from attentune.kernels.flash import flash
-from attentune.schedules.flash_unit import FLASH_UNIT
 from tvm import tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import BufferStore
+
+from attentune.kernels.flash import flash
+from attentune.schedules.flash_unit import FLASH_UNIT
 
 
 def small(name, kernel=None, **changes):

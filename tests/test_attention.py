@@ -3,12 +3,13 @@
 import logging
 from dataclasses import replace
 
-import attentune
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 import tvm
+
+import attentune
 from attentune import AttentionKey, AttentionProblem, Database, Record
 from attentune.accuracy import mismatch
 from attentune.arrays import _EXPORTED, as_tensor
@@ -53,7 +54,7 @@ def record(problem, variant="flash_unit", **changes):
     return Record(**{**fields, **changes})
 
 
-@pytest.mark.parametrize("dtype", (np.float32, np.float16, ml_dtypes.bfloat16))
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_numpy_in_numpy_out(dtype, seed):
     q, k, v = arrays(seed, dtype)
     out = attentune.attention(q, k, v, is_causal=True)
@@ -63,7 +64,7 @@ def test_numpy_in_numpy_out(dtype, seed):
     assert agrees(out, expected, np.dtype(dtype).name)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_torch_in_torch_out(dtype, seed):
     tensors = [torch.from_numpy(a).to(dtype) for a in arrays(seed)]
     out = attentune.attention(*tensors)
@@ -74,7 +75,7 @@ def test_torch_in_torch_out(dtype, seed):
     assert agrees(out.float().numpy(), attentune.reference.attention(*wide), name)
 
 
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tvm_in_tvm_out(dtype, seed):
     element = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
     originals = arrays(seed, element)
@@ -107,7 +108,7 @@ def test_views_are_read_in_place(seed, monkeypatch):
     assert agrees(attentune.attention(every_other, k, v), expected)
 
 
-@pytest.mark.parametrize("change", (lambda a: a[:, :, ::-1], lambda a: a[..., ::-1]))
+@pytest.mark.parametrize("change", [lambda a: a[:, :, ::-1], lambda a: a[..., ::-1]])
 def test_other_strides_are_copied(change, seed):
     q, k, v = (change(a) for a in arrays(seed))
     assert agrees(attentune.attention(q, k, v), attentune.reference.attention(q, k, v))
@@ -141,8 +142,8 @@ def test_what_was_exported_is_let_go(seed):
     assert len(_EXPORTED) == before
 
 
-@pytest.mark.parametrize("shape", ((48,), (43, 48), (1, 43, 1), (2, 1, 1, 48), (4, 43, 48)))
-@pytest.mark.parametrize("kind", ("numpy", "torch"))
+@pytest.mark.parametrize("shape", [(48,), (43, 48), (1, 43, 1), (2, 1, 1, 48), (4, 43, 48)])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_masks_and_biases_of_every_rank(shape, kind, seed):
     q, k, v = arrays(seed)
     rng = np.random.default_rng(seed)
@@ -157,7 +158,7 @@ def test_masks_and_biases_of_every_rank(shape, kind, seed):
 
 
 @pytest.mark.parametrize(
-    "extents", ((0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 0, 5)), ids=("batch", "heads", "queries")
+    "extents", [(0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 0, 5)], ids=("batch", "heads", "queries")
 )
 def test_empty_results(extents):
     b, h, s, t = extents
@@ -165,7 +166,7 @@ def test_empty_results(extents):
     assert attentune.attention(q, k, k).shape == (b, h, s, 8)
 
 
-@pytest.mark.parametrize("convert", (np.asarray, torch.from_numpy, tvm.runtime.tensor))
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy, tvm.runtime.tensor])
 def test_no_keys_give_zeros(convert):
     q, k = np.ones((1, 2, 3, 8), np.float32), np.ones((1, 2, 0, 8), np.float32)
     out = attentune.attention(convert(q), convert(k), convert(k))
@@ -251,7 +252,7 @@ def test_a_record_is_served(tmp_path, seed):
 
 
 @pytest.mark.parametrize(
-    "changes", ({"fingerprint": "0"}, {"versions": {"tvm": "0.1", "llvm": "1"}})
+    "changes", [{"fingerprint": "0"}, {"versions": {"tvm": "0.1", "llvm": "1"}}]
 )
 def test_a_stale_record_is_not_served(changes, tmp_path):
     with Database(tmp_path / "records.sqlite") as database:

@@ -8,11 +8,12 @@ import random
 
 import numpy as np
 import pytest
-from attentune import AttentionKey, AttentionProblem
-from attentune.schedules import VARIANTS
 from conformance import AVX2, NATIVE, check, expected, kernel, output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from attentune import AttentionKey, AttentionProblem
+from attentune.schedules import VARIANTS
 
 LENGTHS = (0, 1, 7, 20, 43, 100, 197, 300, 1500)
 DIMS = (5, 40, 64, 72, 80, 96, 128, 160, 256)
@@ -86,7 +87,7 @@ def test_options(variant, options, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.parametrize("options", ("plain", "everything"))
+@pytest.mark.parametrize("options", ["plain", "everything"])
 @pytest.mark.parametrize("variant", CPU)
 def test_dtypes(variant, options, dtype, seed):
     check_lengths(variant, PAIRS, 64, 64, dtype, OPTIONS[options], seed)

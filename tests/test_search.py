@@ -3,6 +3,7 @@
 import planted
 import psutil
 import pytest
+
 from attentune import AttentionKey, AttentionProblem
 from attentune.errors import NoValidCandidate
 from attentune.group import Group, Policy, always
@@ -133,10 +134,11 @@ def test_the_same_seed_proposes_the_same_candidates():
 
 @pytest.mark.slow
 def test_the_kernel_that_the_search_starts_from_stays_intact():
+    from tvm.ir import assert_structural_equal
+
     from attentune.schedules import VARIANTS
     from attentune.search.measure import search
     from attentune.search.workload import Workload
-    from tvm.ir import assert_structural_equal
 
     key = AttentionKey.from_problem(AttentionProblem.parse("1,4,4,64,64,32,32:float32:causal"))
     for variant in VARIANTS:

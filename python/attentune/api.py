@@ -124,7 +124,7 @@ def tune(
     trials : int
         Candidates to measure for a batch of the plan.
     seconds : float, optional
-        Time after which no further round is begun.
+        Time for each key, building, checking and ranking included.
     seed : int
         Of the search.
     runner : meta_schedule.Runner, optional
@@ -136,7 +136,7 @@ def tune(
     variants : sequence of Variant, optional
         Variants of your own, beside those that ship.
     memory_bytes : int, optional
-        What a candidate's process may take.
+        Address space of a process that runs candidates.
     retune : bool
         Tune even where a record is.
     on_event : Callable, optional
@@ -183,8 +183,11 @@ def tune(
             if found is None:
                 representative = key.representative()
                 names = tuple(known)
-                made = make_plan(representative, resolved, chosen, names, memory_bytes)
-                options = Options(trials, seconds, seed, memory_bytes=memory_bytes, runner=runner)
+                made = make_plan(representative, resolved, chosen, names)
+                options = Options(
+                    trials, seconds, seed, memory_bytes=memory_bytes, level=level, runner=runner,
+                    cost_model=None if store is None else cost_model_path(store.path),
+                )  # fmt: skip
                 found = tune_key(key, representative, made, known, options, emit)
                 if store is not None:
                     store.put(found)
@@ -315,6 +318,11 @@ def attention(
     sides = tuple(window) if isinstance(window, list) else window
     options = (is_causal, causal_alignment, sides, scale, softcap, precision)
     return dispatcher(query, key, value, mask, bias, options)
+
+
+def cost_model_path(database: Path) -> Path:
+    """Return where the cost model of a database's searches is kept: beside it."""
+    return database.with_name(f"{database.name}.cost-model.tar")
 
 
 def _variants(extra: Sequence[Variant] | None) -> dict[str, Variant]:

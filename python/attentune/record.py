@@ -162,7 +162,7 @@ class Record:
                 )
         if not data["seconds"] or not all(_is_number(s) for s in data["seconds"]):
             raise CorruptRecord(
-                f"A record's field seconds is {data['seconds']!r}; it must hold numbers, one at least."
+                f"A record's field seconds is {data['seconds']!r}; it must hold a number or more."
             )
         return cls(
             key=AttentionKey.parse(data["key"]),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
 import sys
 import tempfile
+import time
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +25,7 @@ from tvm.support.tar import tar
 
 from attentune import arguments, arrays
 from attentune.compile import compile_module
+from attentune.errors import CorruptDatabase
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
 from attentune.search.failure import Failure, classify
@@ -31,6 +36,9 @@ from attentune.threads import use_cores
 BUILD_SECONDS = 60.0
 # TVM's build processes grow; they are replaced after this many candidates.
 BUILDS_PER_PROCESS = 200
+# Largest round of one workload; and about what a candidate takes to build and measure.
+MAX_ROUND = 16
+TRIAL_SECONDS = 0.6
 # XGBoost guesses at random until it has seen this many candidates.
 WARM_UP = 16
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
@@ -68,6 +76,8 @@ def search(
     seed: int,
     run_seconds: float,
     memory_bytes: int | None = None,
+    deadline: float = math.inf,
+    cost_model: Path | None = None,
     runner: Any = None,
     on_measured: Callable[[Measured], None] = lambda measured: None,
 ) -> list[Measured]:
@@ -87,6 +97,10 @@ def search(
         Time after which a measurement counts as hung.
     memory_bytes : int, optional
         Address space that a child process may use.
+    deadline : float
+        Time of the monotonic clock after which no candidate is built any more.
+    cost_model : Path, optional
+        File that the cost model is read from, where it exists, and kept in.
     runner : meta_schedule.Runner, optional
         Where to measure; by default a child process of this machine.
     on_measured : Callable
@@ -99,8 +113,9 @@ def search(
     """
     problem, key, target = workloads[0].problem, workloads[0].key, workloads[0].target
     limit = partial(limit_memory, memory_bytes)
-    builder = _Builder(min(target.num_cores, 4), limit)
-    if runner is None:
+    builder = _Builder(min(target.num_cores, 4), limit, deadline)
+    own_runner = runner is None
+    if own_runner:
         runner = ms.runner.LocalRunner(
             timeout_sec=run_seconds,
             evaluator_config=ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=5),
@@ -129,25 +144,41 @@ def search(
             )
             for index, workload in enumerate(workloads)
         ]
-        ms.tune.tune_tasks(
-            tasks=contexts,
-            task_weights=[1.0] * len(contexts),
-            work_dir=work_dir,
-            max_trials_global=trials,
-            num_trials_per_iter=max(1, min(16, trials // len(contexts))),
-            builder=builder,
-            runner=runner,
-            database=ms.database.MemoryDatabase(),
-            cost_model=ms.cost_model.XGBModel(num_warmup_samples=WARM_UP, num_tuning_cores=1),
-            measure_callbacks=[
-                _Collect(list(workloads), keep),
-                ms.measure_callback.AddToDatabase(),
-                ms.measure_callback.UpdateCostModel(),
-                ms.measure_callback.RemoveBuildArtifact(),
-            ],
-            task_scheduler=ms.task_scheduler.GradientBased(seed=seed + 1),
-        )
+        model = _CostModel(cost_model)
+        pools = [builder._inst.pool, *([runner._inst.pool] if own_runner else [])]
+        with _interruptible(builder, pools):
+            ms.tune.tune_tasks(
+                tasks=contexts,
+                task_weights=[1.0] * len(contexts),
+                work_dir=work_dir,
+                max_trials_global=trials,
+                num_trials_per_iter=round_size(trials, len(contexts), deadline - time.monotonic()),
+                builder=builder,
+                runner=runner,
+                database=ms.database.MemoryDatabase(),
+                cost_model=model.model,
+                measure_callbacks=[
+                    _Collect(list(workloads), keep),
+                    ms.measure_callback.AddToDatabase(),
+                    ms.measure_callback.UpdateCostModel(),
+                    ms.measure_callback.RemoveBuildArtifact(),
+                ],
+                task_scheduler=ms.task_scheduler.GradientBased(seed=seed + 1),
+            )
+        model.save()
     return measured
+
+
+def round_size(trials: int, workloads: int, seconds: float) -> int:
+    """Return how many candidates of a workload are measured before the next one's turn.
+
+    MetaSchedule rounds the trials up to whole rounds, so that a round must divide them; and it
+    reports nothing until every workload had a round, so that these must fit in the time.
+    """
+    most = min(MAX_ROUND, max(trials // workloads, 1))
+    if math.isfinite(seconds):
+        most = min(most, max(int(seconds / (2 * workloads * TRIAL_SECONDS)), 1))
+    return next(size for size in range(most, 0, -1) if trials % size == 0)
 
 
 @derived_object
@@ -158,8 +189,10 @@ class _Builder(ms.builder.PyBuilder):
     candidates that a round has here, that takes longer than building them.
     """
 
-    def __init__(self, workers: int, initializer: Callable[[], None]) -> None:
+    def __init__(self, workers: int, initializer: Callable[[], None], deadline: float) -> None:
         super().__init__()
+        self.deadline = deadline
+        self.stopped = False
         self.pool = PopenPoolExecutor(
             max_workers=workers,
             timeout=BUILD_SECONDS,
@@ -168,6 +201,9 @@ class _Builder(ms.builder.PyBuilder):
         )
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
+        if time.monotonic() > self.deadline:
+            self.stopped = True
+            raise TimeoutError("the time for this search is over")
         results = []
         for result in self.pool.map_with_error_catching(
             build_candidate, [(one.mod, one.target) for one in inputs]
@@ -182,6 +218,50 @@ class _Builder(ms.builder.PyBuilder):
                 message = f"{type(error).__name__}: {error}"
                 results.append(ms.builder.BuilderResult(None, message))
         return results
+
+
+@contextlib.contextmanager
+def _interruptible(builder: Any, pools: Sequence[PopenPoolExecutor]) -> Iterator[None]:
+    """End a search in the middle: MetaSchedule has no other way out than an error.
+
+    The pools' processes end here, however the search does; left to the garbage collector, TVM's
+    pools may wait for themselves.
+    """
+    try:
+        yield
+    except Exception:
+        if not builder._inst.stopped:
+            raise
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False)
+
+
+class _CostModel:
+    """MetaSchedule's XGBoost model, kept in a file so that the next key starts warm."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.model = ms.cost_model.XGBModel(num_warmup_samples=WARM_UP, num_tuning_cores=1)
+        if path is not None and path.exists():
+            try:
+                with _quiet():
+                    self.model._inst.load(str(path))
+            except Exception as error:  # whatever tar, NumPy and XGBoost raise for a damaged file
+                raise CorruptDatabase(
+                    f"The cost model {path} cannot be read ({type(error).__name__}); delete it, "
+                    "and the next search starts without one."
+                ) from error
+
+    def save(self) -> None:
+        """Keep the model. Another process may do the same: the last one's stays, whole."""
+        if self.path is None or self.model._inst.booster is None:
+            return
+        # Its own name ends in .tar, which decides the format.
+        partial_path = self.path.with_name(f".{os.getpid()}-{self.path.name}")
+        with _quiet():
+            self.model._inst.save(str(partial_path))
+        os.replace(partial_path, self.path)
 
 
 def build_candidate(task: tuple[Any, Any]) -> str:
@@ -249,6 +329,14 @@ class _Collect(ms.measure_callback.PyMeasureCallback):
             self.keep(
                 Measured(workload, workload.parameters(trace), seconds, failure, trace.as_json())
             )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep XGBoost from remarking on the file names that MetaSchedule chooses."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="tvm.s_tir.meta_schedule.cost_model")
+        yield
 
 
 def _silent() -> logging.Logger:

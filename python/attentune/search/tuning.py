@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from attentune.errors import NoValidCandidate
@@ -24,6 +26,9 @@ from attentune.versions import current_versions, machine_name
 
 # MetaSchedule's own order is no ranking: this many of its best are measured again, side by side.
 FINALISTS = 10
+# Of the time for a key, when the search ends and when the checks do.
+SEARCH_SHARE = 0.7
+CHECK_SHARE = 0.9
 
 Event = Mapping[str, Any]
 
@@ -37,13 +42,17 @@ class Options:
     trials : int
         Candidates to measure for a batch.
     seconds : float or None
-        Time after which no further round is begun.
+        Time for a key: most of it for the search, the rest for checking and ranking.
     seed : int
         Of the search and of its inputs.
     run_seconds : float
         Time after which one call to a candidate counts as hung.
     memory_bytes : int or None
         Address space that a child process may use; None for no limit.
+    level : str
+        How close to the roofline is good enough; see `roofline.SHARE`.
+    cost_model : Path or None
+        File of the cost model.
     runner : meta_schedule.Runner or None
         Where candidates are measured; a child process by default.
     """
@@ -53,6 +62,8 @@ class Options:
     seed: int = 0
     run_seconds: float = 20.0
     memory_bytes: int | None = None
+    level: str = "balanced"
+    cost_model: Path | None = None
     runner: Any = None
 
 
@@ -76,9 +87,18 @@ class _Tuning:
     variants: Mapping[str, Variant]
     options: Options
     emit: Callable[[Event], None]
-    deadline: float
+    begun: float = field(default_factory=time.monotonic)
     losers: list[Loser] = field(default_factory=list)
     measured: int = 0
+
+    @property
+    def budget(self) -> float:
+        """Seconds for this key."""
+        return math.inf if self.options.seconds is None else self.options.seconds
+
+    def late(self, share: float = 1.0) -> bool:
+        """Return whether a share of the time for this key is over."""
+        return time.monotonic() > self.begun + share * self.budget
 
     def lose(
         self,
@@ -152,6 +172,8 @@ class _Tuning:
             seed=self.options.seed,
             run_seconds=self.options.run_seconds,
             memory_bytes=self.options.memory_bytes,
+            deadline=self.begun + SEARCH_SHARE * self.budget,
+            cost_model=self.options.cost_model,
             runner=self.options.runner,
             on_measured=on_measured,
         )
@@ -188,7 +210,13 @@ class _Tuning:
         """Build, check and time the symbolic kernels of the finalists."""
         order = list(self.variants)
         with worker(self.options.run_seconds, self.options.memory_bytes) as child:
-            passed = [one for one in finalists if self._passes(child, one)]
+            passed: list[_Finalist] = []
+            for one in finalists:
+                # Out of time: those that are left were slower, or are defaults.
+                if passed and self.late(CHECK_SHARE):
+                    break
+                if self._passes(child, one):
+                    passed.append(one)
             self.emit({"event": "final", "candidates": len(passed)})
 
             def measure(one: _Finalist) -> float:
@@ -207,6 +235,7 @@ class _Tuning:
                     for one in passed
                 ],
                 measure,
+                enough=lambda samples: self.late(),
             )
 
     def _passes(self, child: Worker, one: _Finalist) -> bool:
@@ -257,8 +286,7 @@ def tune_key(
     NoValidCandidate
         If no batch holds a valid candidate.
     """
-    deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
-    state = _Tuning(key, problem, plan.target, variants, options, emit, deadline)
+    state = _Tuning(key, problem, plan.target, variants, options, emit)
     for index, batch in enumerate(plan.batches):
         emit({"event": "batch", "index": index, "variants": list(batch)})
         workloads = state.workloads(batch)

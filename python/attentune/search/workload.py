@@ -138,7 +138,7 @@ def tensor_layouts(
     }
     if p.layout == "bshd":
         for name in ("query", "key", "value"):
-            b, h, s, d = shapes[name]
+            _b, h, s, d = shapes[name]
             layouts[name] = (shapes[name], (s * h * d, d, h * d, 1))
     full = (p.batch, p.q_heads, p.seq_q, p.seq_kv)
     for name, stored in (("mask", p.mask), ("bias", p.bias)):
