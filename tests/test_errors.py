@@ -1,18 +1,21 @@
 """One class a cause, and for each a message that says what is wrong, the value and what to do."""
 
+import contextlib
 import inspect
 import pickle
-import re
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from attentune import api, errors, models, versions
+from attentune import api, database, errors, models, versions
+from attentune.database import Database
 from attentune.errors import AttentuneError, NoValidCandidate
 from attentune.group import Policy
 from attentune.key import AttentionKey, anchor
 from attentune.problem import AttentionProblem
+from attentune.record import Record
 from attentune.target import Target
 from attentune.variant import Variant
 
@@ -35,7 +38,7 @@ VARIANT = Variant(
 )
 
 
-def check_other_versions(monkeypatch):
+def check_other_versions(monkeypatch, path):
     monkeypatch.setattr(versions, "installed", {"apache-tvm": "0.27.0.post1"}.get)
     versions.check_versions.__wrapped__()
 
@@ -44,66 +47,91 @@ def fail(losers):
     raise NoValidCandidate(KEY, losers)
 
 
-# What only TVM or a file provokes is tested beside what raises it. The messages of InvalidProblem,
-# InvalidKey, InvalidTarget and InvalidPolicy are tested at length with their modules.
-ELSEWHERE = {
-    "UnsupportedArray", "Unsupported", "RecordNotFound", "DatabaseError", "CorruptDatabase",
-    "CorruptRecord", "ForeignDatabase", "NewerSchema", "ReadOnlyDatabase",
-}  # fmt: skip
+def database_with(path, statement):
+    Database(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    return Database(path)
+
+
+def open_text(monkeypatch, path):
+    path.write_text("no database, but long enough to have what might be a header\n" * 9)
+    Database(path)
+
+
+def use_locked(monkeypatch, path):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0)
+    Database(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+        Database(path).records()
+
+
+def read_cut_short(monkeypatch, path):
+    Database(path).close()
+    path.write_bytes(path.read_bytes()[:5000])
+    Database(path).records()
+
+
+# What only TVM provokes is tested with it. The messages of InvalidProblem, InvalidKey,
+# InvalidTarget and InvalidPolicy are tested at length with their modules.
+ELSEWHERE = {"UnsupportedArray", "Unsupported", "RecordNotFound"}
 CASES = [
     (
         "InvalidProblem",
-        lambda _: AttentionProblem.parse("1,2,2,3,3,4,0:float32"),
+        lambda monkeypatch, path: AttentionProblem.parse("1,2,2,3,3,4,0:float32"),
         "value_dim is 0; it must be a whole number of at least 1.",
     ),
     (
         "InvalidKey",
-        lambda _: anchor(3, "fine"),
+        lambda monkeypatch, path: anchor(3, "fine"),
         "The level of anchoring is 'fine'; choose from minimal, balanced, extensive, full.",
     ),
     (
         "InvalidTarget",
-        lambda _: Target.parse("cuda"),
+        lambda monkeypatch, path: Target.parse("cuda"),
         "The CUDA target's arch is ''; name one, as in 'cuda:sm_80'.",
     ),
     (
         "InvalidPolicy",
-        lambda _: Policy("mine", ("a", "a"), ()),
+        lambda monkeypatch, path: Policy("mine", ("a", "a"), ()),
         "The policy 'mine' names the variant 'a' twice; name it once.",
     ),
     (
         "InvalidParameters",
-        lambda _: VARIANT.check(KEY, CPU, {"planes": 3, "unroll": 0}),
+        lambda monkeypatch, path: VARIANT.check(KEY, CPU, {"planes": 3, "unroll": 0}),
         "mine's parameter planes is 3; it must be one of [2, 4].",
     ),
     (
         "InvalidParameters",
-        lambda _: VARIANT.check(KEY, CPU, {"planes": 2}),
+        lambda monkeypatch, path: VARIANT.check(KEY, CPU, {"planes": 2}),
         "mine needs the parameter unroll, one of [0, 16].",
     ),
     (
         "InvalidParameters",
-        lambda _: VARIANT.check(KEY, CPU, {"planes": 2, "unroll": 0, "tile": 1}),
+        lambda monkeypatch, path: VARIANT.check(KEY, CPU, {"planes": 2, "unroll": 0, "tile": 1}),
         "mine has no parameter 'tile'; it has planes, unroll.",
     ),
     (
         "InvalidParameters",
-        lambda _: VARIANT.check(KEY, CPU, {"planes": 4, "unroll": 16}),
+        lambda monkeypatch, path: VARIANT.check(KEY, CPU, {"planes": 4, "unroll": 16}),
         "mine does not allow {'planes': 4, 'unroll': 16} together; tune the key anew.",
     ),
     (
         "UnknownName",
-        lambda _: api.find_policy("seeds"),
+        lambda monkeypatch, path: api.find_policy("seeds"),
         "There is no policy 'seeds'; did you mean 'seed'?",
     ),
     (
         "UnknownName",
-        lambda _: api.find_policy("best"),
+        lambda monkeypatch, path: api.find_policy("best"),
         "There is no policy 'best'; choose from seed, default.",
     ),
     (
         "UnknownName",
-        lambda _: models.get("vit-b-16"),
+        lambda monkeypatch, path: models.get("vit-b-16"),
         "There is no model 'vit-b-16'; did you mean 'vit-b16'?",
     ),
     (
@@ -115,7 +143,7 @@ CASES = [
     ),
     (
         "NoValidCandidate",
-        lambda _: fail(
+        lambda monkeypatch, path: fail(
             [
                 SimpleNamespace(variant="a", outcome="build", reason="no room"),
                 SimpleNamespace(variant="b", outcome="wrong", reason="off by 3"),
@@ -125,8 +153,53 @@ CASES = [
         "b wrong: off by 3",
     ),
     (
+        "DatabaseError",
+        use_locked,
+        "PATH cannot be used (database is locked); try again.",
+    ),
+    (
+        "CorruptDatabase",
+        read_cut_short,
+        "PATH is damaged (database disk image is malformed); restore it from a copy, or move it "
+        "away.",
+    ),
+    (
+        "CorruptDatabase",
+        lambda monkeypatch, path: database_with(
+            path, "INSERT INTO records VALUES ('k', 't', 'v', 1, 'now', '[]')"
+        ).records(),
+        "PATH holds a record that cannot be read: A record is list; it must be a JSON object. "
+        "Restore the file from a copy, or move it away.",
+    ),
+    (
+        "CorruptRecord",
+        lambda monkeypatch, path: Record.loads("{}"),
+        "A record has the schema None, and this version reads 1; export it with the version that "
+        "wrote it.",
+    ),
+    (
+        "ForeignDatabase",
+        open_text,
+        "PATH is not a database; move it away, or name another file.",
+    ),
+    (
+        "ForeignDatabase",
+        lambda monkeypatch, path: database_with(path, "PRAGMA application_id = 5"),
+        "PATH is a database of another program; name another file.",
+    ),
+    (
+        "NewerSchema",
+        lambda monkeypatch, path: database_with(path, "PRAGMA user_version = 99"),
+        "PATH has the schema 99, and this version reads up to 1; upgrade attentune.",
+    ),
+    (
+        "ReadOnlyDatabase",
+        lambda monkeypatch, path: Database(path, read_only=True),
+        "PATH does not exist, and was to be read only; check the path.",
+    ),
+    (
         "NoValidCandidate",
-        lambda _: fail([]),
+        lambda monkeypatch, path: fail([]),
         f"No candidate for {KEY} is valid; mend one of these or add a variant: the plan has no "
         "batch",
     ),
@@ -134,20 +207,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "provoke", "message"), CASES)
-def test_message(name, provoke, message, monkeypatch):
+def test_message(name, provoke, message, monkeypatch, tmp_path):
+    path = tmp_path / "file"
     with pytest.raises(AttentuneError) as caught:
-        provoke(monkeypatch)
+        provoke(monkeypatch, path)
     assert type(caught.value) is CLASSES[name]
-    assert str(caught.value) == message
+    assert str(caught.value) == message.replace("PATH", str(path))
     assert "\n" not in message
 
 
 def test_every_class_has_a_test_of_its_message():
     tested = {name for name, _, _ in CASES}
     assert tested | ELSEWHERE | {"AttentuneError"} == set(CLASSES)
-    others = [f for f in Path(__file__).parent.glob("test_*.py") if f != Path(__file__)]
-    text = "\n".join(file.read_text() for file in others)
-    assert [name for name in sorted(ELSEWHERE) if not re.search(rf"\b{name}\b", text)] == []
+    text = Path(__file__).with_name("test_errors_tvm.py").read_text()
+    assert [name for name in ELSEWHERE if f"pytest.raises({name})" not in text] == []
 
 
 def test_losers_are_kept():
