@@ -39,7 +39,7 @@ def test_anchor_of_every_count_up_to_5000(level):
     else:
         # All powers as exact fractions, then for each count the least one that reaches it.
         powers = [BASES[level] ** n for n in range(25)]
-        expected = [0, *(math.ceil(min(p for p in powers if p >= x)) for x in counts[1:])]
+        expected = [0, *(math.ceil(next(p for p in powers if p >= x)) for x in counts[1:])]
     assert [anchor(x, level) for x in counts] == expected
 
 
