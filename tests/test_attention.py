@@ -121,14 +121,19 @@ def test_torch_views_with_another_innermost_stride(seed):
     assert agrees(out.numpy(), attentune.reference.attention(q, k, v))
 
 
-def test_read_only_and_misaligned_arrays(seed):
-    q, k, v = arrays(seed)
-    expected = attentune.reference.attention(q, k, v)
-    raw = np.zeros(q.nbytes + 4, np.uint8)
-    shifted = raw[4:].view(np.float32).reshape(q.shape)
-    shifted[:] = q
-    k.flags.writeable = False
-    assert agrees(attentune.attention(shifted, k, v), expected)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_read_only_and_misaligned_arrays(dtype, seed):
+    originals = arrays(seed, dtype)
+    expected = attentune.reference.attention(*originals)
+    shifted = []
+    for original in originals:
+        raw = np.zeros(original.nbytes + 16, np.uint8)
+        start = -raw.ctypes.data % 16 + original.itemsize
+        view = raw[start : start + original.nbytes].view(dtype).reshape(original.shape)
+        view[:] = original
+        view.flags.writeable = False
+        shifted.append(view)
+    assert agrees(attentune.attention(*shifted), expected, np.dtype(dtype).name)
 
 
 def test_what_was_exported_is_let_go(seed):

@@ -63,8 +63,13 @@ def problem(batch, kv_heads, group, seq_q, seq_kv, head_dim, value_dim, dtype, o
     )
 
 
-def check_lengths(variant, pairs, head_dim, value_dim, dtype, options, seed, target=NATIVE):
-    """Compile for the longest pair and check that kernel at every pair."""
+def check_lengths(
+    variant, pairs, head_dim, value_dim, dtype, options, seed, target=NATIVE, **changes
+):
+    """Compile for the longest pair and check that kernel at every pair.
+
+    ``changes`` are to the default parameters.
+    """
     chosen = [
         problem(2, 2, 2, seq_q, seq_kv, head_dim, value_dim, dtype, options)
         for seq_q, seq_kv in pairs
@@ -74,10 +79,13 @@ def check_lengths(variant, pairs, head_dim, value_dim, dtype, options, seed, tar
         # A single query makes a dense mask a broadcast one: another key, and another kernel.
         same = AttentionKey.from_problem(one).mask == AttentionKey.from_problem(largest).mask
         same &= AttentionKey.from_problem(one).bias == AttentionKey.from_problem(largest).bias
-        check(kernel(ALL[variant], largest if same else one, target), one, seed + index)
+        compiled_for = largest if same else one
+        defaults = ALL[variant].defaults(AttentionKey.from_problem(compiled_for), target)
+        candidate = kernel(ALL[variant], compiled_for, target, {**defaults, **changes})
+        check(candidate, one, seed + index)
 
 
-PAIRS = [(1, 1), (1, 197), (7, 43), (20, 20), (43, 7), (100, 300), (197, 100), (300, 197), (64, 0)]
+PAIRS = [(1, 197), (7, 43), (20, 20), (43, 7), (100, 300), (197, 100), (64, 0)]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -119,7 +127,8 @@ def test_avx2(variant, dtype, seed):
 def test_whole_table(variant, head_dim, dtype, options, seed):
     pairs = [(1, 300), (7, 1), (43, 100), (300, 197), (1500, 20), (20, 1500)]
     value_dim = VALUE_DIMS.get(head_dim, head_dim)
-    check_lengths(variant, pairs, head_dim, value_dim, dtype, options, seed)
+    # One column of vectors in the softmax is the quickest for LLVM; others are drawn below.
+    check_lengths(variant, pairs, head_dim, value_dim, dtype, options, seed, softmax_columns=1)
 
 
 @st.composite

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attentune.database import Database
-from attentune.errors import InvalidParameters, UnknownName
+from attentune.errors import InvalidParameters, InvalidProblem, UnknownName
 from attentune.group import Policy
 from attentune.key import AttentionKey
 from attentune.plan import Plan, make_plan
@@ -172,6 +172,11 @@ def tune(
     many = [problems] if isinstance(problems, (str, AttentionProblem)) else list(problems)
     keys: dict[AttentionKey, AttentionProblem] = {}
     for problem in map(as_problem, many):
+        if problem.is_empty or problem.seq_kv == 0:
+            raise InvalidProblem(
+                f"The problem {problem} has no query or no key; there is nothing to tune, leave it "
+                "out."
+            )
         keys.setdefault(AttentionKey.from_problem(problem, level), problem)
     store, owned = _open(database)
     try:

@@ -98,6 +98,19 @@ def readable(array: Any, unit_innermost: bool = True) -> Any:
     return as_tensor(np.ascontiguousarray(to_numpy(array)))
 
 
+def aligned(array: np.ndarray[Any, Any]) -> tvm_ffi.Tensor:
+    """Return a copy of an array where TVM would have put it.
+
+    Code for fixed extents takes its buffers to be aligned as TVM's own are; code with symbolic
+    strides makes no such assumption.
+    """
+    import tvm
+
+    tensor = tvm.runtime.empty(array.shape, dtype_name(array))
+    tensor.copyfrom(array)
+    return tensor
+
+
 def broadcast(array: Any, shape: tuple[int, ...]) -> Any:
     """Return a view of an array that broadcasts from the right, with strides of 0."""
     if tuple(array.shape) == shape:

@@ -196,13 +196,10 @@ class Kernel:
         """Run on arrays that are known to fit the kernel; ``out`` is allocated if None."""
         query = values["query"]
         shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
+        if problem.is_empty or problem.seq_kv == 0:
+            return nothing(query, problem, out)
         if out is None:
             out = arrays.empty_like(query, shape)
-        if problem.is_empty:
-            return out
-        if problem.seq_kv == 0:
-            arrays.clear(out)
-            return out
         values = dict(values)
         for name in ("query", "key", "value"):
             values[name] = arrays.readable(values[name])
@@ -215,6 +212,16 @@ class Kernel:
     def workspace(self, problem: AttentionProblem) -> int:
         """Return the bytes that a call needs beside its arrays."""
         return self._variant.workspace(problem, self.target, self._parameters)
+
+
+def nothing(query: Any, problem: AttentionProblem, out: Any = None) -> Any:
+    """Return the result of a problem without queries or keys: empty, or zeros."""
+    if out is None:
+        shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
+        out = arrays.empty_like(query, shape)
+    if not problem.is_empty:
+        arrays.clear(out)
+    return out
 
 
 def _sides(key: AttentionKey) -> tuple[bool, bool]:
@@ -337,9 +344,9 @@ def _layout_of(array: Any) -> str:
 class _Call:
     """What follows from a call's description."""
 
-    kernel: Kernel
+    kernel: Kernel | None  # None where there is nothing to compute
     problem: AttentionProblem
-    scalars: tuple[float | int, ...]
+    scalars: tuple[float | int, ...] = ()
 
 
 class Dispatcher:
@@ -418,6 +425,8 @@ class Dispatcher:
             if len(self._calls) >= MAX_CALLS:
                 self._calls.clear()
             self._calls[signature] = call
+        if call.kernel is None:
+            return nothing(query, call.problem)
         values = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
         return call.kernel.run(call.problem, values, call.scalars)
 
@@ -430,6 +439,8 @@ class Dispatcher:
     ) -> _Call:
         named = dict(zip(OPTIONS, options, strict=True))
         problem = describe(query, key, value, mask, bias, **named)
+        if problem.is_empty or problem.seq_kv == 0:
+            return _Call(None, problem)
         kernel = self._choose(AttentionKey.from_problem(problem), problem)
         return _Call(kernel, problem, arguments.scalars(kernel.spec, problem))
 
@@ -456,7 +467,10 @@ class Dispatcher:
                         "stepping down from candidate %d, %s, for %s: %s",
                         position, name, key, error,
                     )  # fmt: skip
-        raise Unsupported(f"no variant can serve {problem} on {self.target.kind}")
+        raise Unsupported(
+            f"No variant can serve {problem} on {self.target.kind}; the log says why each was "
+            "refused, and a variant of your own can be added."
+        )
 
     def _candidates(
         self, key: AttentionKey, problem: AttentionProblem

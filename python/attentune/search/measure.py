@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -135,7 +136,7 @@ def search(
                 target=target.to_tvm(),
                 space_generator=workload.space(seed + index),
                 search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=32, init_min_unmeasured=16, genetic_num_iters=2
+                    population_size=16, init_min_unmeasured=8, genetic_num_iters=2
                 ),
                 task_name=workload.name,
                 rand_state=seed + index + 1,
@@ -282,9 +283,11 @@ def allocate(
 ) -> list[list[Any]]:
     """Return arguments of a specialized kernel: masks and biases with the strides they have."""
     use_cores(cores)
-    inputs = random_inputs(problem)
+    inputs: dict[str, Any] = random_inputs(problem)
     shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
-    out = arrays.empty_like(inputs["query"], shape)
+    out = arrays.aligned(np.empty(shape, inputs["query"].dtype))
+    if problem.layout == "bhsd":
+        inputs |= {name: arrays.aligned(inputs[name]) for name in ("query", "key", "value")}
     return [arguments.tensors(spec, problem, inputs, out) for _ in range(repeat)]
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from attentune.problem import AttentionProblem
 from attentune.record import Loser, Record
 from attentune.search import gate
 from attentune.search.measure import Measured, search
+from attentune.search.peaks import machine_peaks
 from attentune.search.ranking import Contender, MeasurementFailed, Ranking, rank
+from attentune.search.roofline import SHARE, limit, reached, work
 from attentune.search.worker import CandidateFailed, Worker, worker
 from attentune.search.workload import Workload
 from attentune.target import Target
@@ -90,6 +93,13 @@ class _Tuning:
     begun: float = field(default_factory=time.monotonic)
     losers: list[Loser] = field(default_factory=list)
     measured: int = 0
+
+    @cached_property
+    def limit(self) -> float | None:
+        """Seconds that the problem takes at the share of the roofline that the level asks for."""
+        if not self.target.is_cpu or SHARE[self.options.level] is None:
+            return None
+        return limit(work(self.problem), machine_peaks(self.target), self.options.level)
 
     @property
     def budget(self) -> float:
@@ -235,8 +245,12 @@ class _Tuning:
                     for one in passed
                 ],
                 measure,
-                enough=lambda samples: self.late(),
+                enough=self.enough,
             )
+
+    def enough(self, samples: Sequence[float]) -> bool:
+        """Return whether to stop sampling: out of time, or as close to the roofline as asked."""
+        return self.late() or reached(samples, self.limit)
 
     def _passes(self, child: Worker, one: _Finalist) -> bool:
         variant = one.workload.variant
