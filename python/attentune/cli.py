@@ -1,0 +1,618 @@
+"""The command line: plan, tune, show, run, bench, demo."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+from attentune import api, models, report
+from attentune.database import Database, default_path
+from attentune.errors import AttentuneError, InvalidParameters, InvalidTarget, RecordNotFound
+from attentune.interrupt import interruptible
+from attentune.key import LEVELS, AttentionKey
+from attentune.problem import AttentionProblem
+from attentune.record import Record, stale_reason
+from attentune.target import Target, available_cores, native
+
+DEMO_MODELS = ("bert-base", "llama-3-8b-prefill")
+DEMO_DATABASE = "attentune-demo.sqlite"
+# Enough to come within a few percent of the best, and two keys in half of the six minutes that
+# the demo may take.
+DEMO_TRIALS = 64
+# Next to nothing to compute, so that the cost of a call is not lost in the kernel's noise.
+DISPATCH_PROBLEM = "1,8,8,1,64,64,64:float32"
+RUN_SECONDS = 0.5
+
+PROBLEM_HELP = """\
+a problem is written B,Hq,Hkv,Sq,Skv,D,Dv:dtype[:option...], as in
+  1,32,8,512,512,128,128:bfloat16:causal
+options: causal, top_left, mask, mask=padding, mask=1x1x384x384, bias, bias=1x8x64x64@float32,
+  softcap=50, window=4095/0, scale=0.1, relaxed, bshd, strided
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with one line and exit code 1, as every other error does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments."""
+        self.exit(1, f"attentune: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments, those of the process by default.
+
+    Returns
+    -------
+    int
+        0; 1 after an error or a wrong result, which one line on stderr explains.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    kept = "attentune: interrupted; what was finished is kept"
+    try:
+        with interruptible(kept):
+            return int(arguments.command(arguments))
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is left must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except AttentuneError as error:
+        return _fail(str(error))
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        return _fail(f"cannot use{where}: {error.strerror or error}; check the path.")
+    except MemoryError:
+        return _fail("the arrays of the problem do not fit in memory; choose a smaller one.")
+
+
+def _fail(message: str) -> int:
+    print(f"attentune: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="attentune",
+        description="Generate, tune, store and run attention kernels for Apache TVM.",
+        epilog="attentune COMMAND --help has examples.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        name: str, function: Callable[[argparse.Namespace], int], text: str, epilog: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(command=function)
+        return command
+
+    plan = add(
+        "plan", _plan, "say which variants would be tried, batch after batch",
+        "examples:\n  attentune plan --model bert-base\n"
+        "  attentune plan --problem 1,8,8,512,512,64,64:float16 --target cuda:sm_80 "
+        f"--policy seed\n\n{PROBLEM_HELP}",
+    )  # fmt: skip
+    _add_problems(plan)
+    _add_target(plan)
+    _add_policy(plan)
+    _add_json(plan, "one JSON object a problem")
+
+    tune = add(
+        "tune", _tune, "find the best kernel for each problem's key and keep it",
+        "examples:\n  attentune tune --model bert-base\n"
+        "  attentune tune --problem 1,32,8,512,512,128,128:float32:causal --trials 128 "
+        f"--database records.sqlite\n\n{PROBLEM_HELP}\n{_events_help()}",
+    )  # fmt: skip
+    _add_problems(tune)
+    _add_target(tune)
+    _add_database(tune)
+    _add_policy(tune)
+    _add_level(tune)
+    tune.add_argument("--trials", type=int, default=64, metavar="N",
+                      help="candidates to measure for a batch (default: 64)")  # fmt: skip
+    tune.add_argument("--seconds", type=float, metavar="S",
+                      help="time after which no further round is begun")  # fmt: skip
+    tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
+    tune.add_argument("--retune", action="store_true", help="tune even where a record is")
+    _add_json(tune, "one JSON object an event, see below")
+
+    show = add(
+        "show", _show, "list the records of a database, or explain those of a problem",
+        "examples:\n  attentune show\n  attentune show --model bert-base --database "
+        f"records.sqlite\n\n{PROBLEM_HELP}",
+    )  # fmt: skip
+    _add_problems(show)
+    _add_target(show)
+    _add_database(show)
+    _add_level(show)
+    _add_json(show, "one JSON object a record, with the reason why it is stale or null")
+
+    run = add(
+        "run", _run, "run the kernel of a problem on random inputs and check its result",
+        "Exit code 1 if the result is wrong.\n\nexamples:\n  attentune run --model bert-base\n"
+        f"  attentune run --problem 2,8,2,100,333,80,64:bfloat16:mask:bias\n\n{PROBLEM_HELP}",
+    )  # fmt: skip
+    _add_problems(run)
+    _add_target(run)
+    _add_database(run)
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: 0)")
+    _add_json(run, "one JSON object a problem")
+
+    bench = add(
+        "bench", _bench, "time our kernels beside TVM's own lowering and PyTorch, interleaved",
+        "Without problems: those of the demo.\n\nexamples:\n  attentune bench\n"
+        "  attentune bench --model vit-b16 --threads 1 --against torch\n"
+        "  attentune bench --model bert-base --variant fallback --against math\n"
+        f"  attentune bench --dispatch\n\n{PROBLEM_HELP}",
+    )  # fmt: skip
+    _add_problems(bench)
+    _add_target(bench)
+    _add_database(bench)
+    bench.add_argument("--against", type=_names, default=["torch", "tvm", "math"], metavar="NAMES",
+                       help="baselines: torch, tvm, math (PyTorch's, with scores materialized) "
+                            "(default: torch,tvm,math)")  # fmt: skip
+    bench.add_argument("--threads", type=_counts, default=[], metavar="COUNTS",
+                       help="numbers of threads, each in a process of its own (default: 1,2)"
+                       )  # fmt: skip
+    bench.add_argument("--variant", action="append", default=[], metavar="NAME",
+                       help="a variant to time in place of the best; may be repeated")  # fmt: skip
+    bench.add_argument("--rounds", type=int, default=5, metavar="N",
+                       help="turns of each contestant (default: 5)")  # fmt: skip
+    bench.add_argument("--seed", type=int, default=0, metavar="N",
+                       help="of the inputs (default: 0)")  # fmt: skip
+    bench.add_argument("--dispatch", action="store_true",
+                       help="time what a call of attention() costs beyond its kernel")  # fmt: skip
+    _add_json(bench, "one JSON object a problem and number of threads")
+
+    demo = add(
+        "demo", _demo, "tune two model shapes on this CPU, compare with TVM's lowering, check",
+        "A second run finds the records of the first and tunes nothing.",
+    )  # fmt: skip
+    demo.add_argument("--database", metavar="PATH", default=DEMO_DATABASE,
+                      help=f"where records are kept (default: ./{DEMO_DATABASE})")  # fmt: skip
+    demo.add_argument("--trials", type=int, default=DEMO_TRIALS, metavar="N",
+                      help=f"candidates to measure for a batch (default: {DEMO_TRIALS})"
+                      )  # fmt: skip
+    demo.set_defaults(
+        json=False, seconds=None, seed=0, policy="default", level="balanced", retune=False
+    )
+    return parser
+
+
+def _add_problems(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--problem", action="append", default=[], metavar="TEXT",
+                         help="an attention call as text, see below; may be repeated")  # fmt: skip
+    command.add_argument("--model", action="append", default=[], metavar="NAME",
+                         help="the calls of a model; may be repeated: "
+                              + ", ".join(models.NAMED))  # fmt: skip
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--target", default="native", metavar="TARGET",
+                         help="native (this CPU, the default), cuda:sm_80, or a TVM target as "
+                              "JSON or tag")  # fmt: skip
+
+
+def _add_database(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--database", metavar="PATH",
+                         help="where records are kept (default: $ATTENTUNE_DATABASE or "
+                              "attentune/records.sqlite in the user's data folder)")  # fmt: skip
+
+
+def _add_policy(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--policy", default="default", metavar="NAME",
+                         help="which variants, in which batches: default or seed")  # fmt: skip
+
+
+def _add_level(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--level", default="balanced", choices=LEVELS,
+                         help="how coarsely lengths share a record (default: balanced)"
+                         )  # fmt: skip
+
+
+def _add_json(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--json", action="store_true", help=text)
+
+
+def _events_help() -> str:
+    lines = ['events of --json, each with its name as "event":']
+    for name, fields in report.EVENTS.items():
+        lines += [f"  {name}", *(f"    {field}: {text}" for field, text in fields.items())]
+    return "\n".join(lines)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _counts(text: str) -> list[int]:
+    return [int(count) for count in text.split(",")]
+
+
+_counts.__name__ = "list of counts"  # what argparse calls it in its error
+
+
+def _problems(arguments: argparse.Namespace) -> list[AttentionProblem]:
+    """Return the problems that a command was given, each once."""
+    found = [AttentionProblem.parse(text) for text in arguments.problem]
+    for name in arguments.model:
+        found += models.get(name)
+    return list(dict.fromkeys(found))
+
+
+def _some_problems(arguments: argparse.Namespace) -> list[AttentionProblem]:
+    problems = _problems(arguments)
+    if not problems:
+        raise InvalidParameters(
+            "There is nothing to do; name an attention call with --problem TEXT or --model NAME."
+        )
+    return problems
+
+
+def _local_target(text: str) -> Target:
+    """Return a target whose code this machine can run."""
+    target = Target.parse(text)
+    here = native()
+    missing = sorted(target.features - here.features)
+    if not target.is_cpu:
+        raise InvalidTarget(
+            f"The target {text!r} is no CPU, and only a CPU's kernels are run here; use native."
+        )
+    if target.arch != here.arch:
+        raise InvalidTarget(
+            f"The target {text!r} is for {target.arch}, and this is {here.arch}; use native."
+        )
+    if missing:
+        raise InvalidTarget(
+            f"The target {text!r} has {', '.join(missing)}, and this CPU does not; use native."
+        )
+    return target
+
+
+def _existing_database(arguments: argparse.Namespace) -> Path | None:
+    """Return the database that was named, or the user's own if there is one."""
+    if arguments.database is not None:
+        path = Path(arguments.database)
+        if not path.exists():
+            raise RecordNotFound(f"There is no database {path}; tune into it first.")
+        return path
+    path = default_path()
+    return path if path.exists() else None
+
+
+def _reading(path: Path | None) -> contextlib.AbstractContextManager[Database | None]:
+    return contextlib.nullcontext() if path is None else Database(path, read_only=True)
+
+
+def _known() -> Mapping[str, Any]:
+    """Return the variants that ship, by name."""
+    from attentune.schedules import VARIANTS
+
+    return {variant.name: variant for variant in VARIANTS}
+
+
+def _staleness() -> Callable[[Record], str | None]:
+    from attentune.versions import current_versions
+
+    fingerprints = {name: variant.fingerprint() for name, variant in _known().items()}
+    return lambda record: stale_reason(record, fingerprints, current_versions())
+
+
+def _unsupported(key: AttentionKey, target: Target) -> Callable[[str], str | None]:
+    """Return a function that says why a variant cannot serve a key."""
+    known = _known()
+
+    def reason(name: str) -> str | None:
+        if name not in known:
+            return f"this version has no kernel of it for {target.kind} targets"
+        return known[name].supports(key, target)
+
+    return reason
+
+
+def _dump(data: Mapping[str, Any]) -> None:
+    print(json.dumps(data, sort_keys=True), flush=True)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    console = report.make_console()
+    for problem in _some_problems(arguments):
+        made = api.plan(problem, arguments.target, arguments.policy)
+        unsupported = _unsupported(made.key, made.target)
+        if arguments.json:
+            names = [name for batch in made.batches for name in batch]
+            reasons = {name: unsupported(name) for name in names}
+            _dump(
+                {
+                    "problem": str(problem),
+                    "key": str(made.key),
+                    "target": str(made.target),
+                    "policy": made.policy,
+                    "batches": [list(batch) for batch in made.batches],
+                    "dropped": list(made.dropped),
+                    "unsupported": {n: r for n, r in reasons.items() if r is not None},
+                }
+            )
+        else:
+            where = report.short_target(str(made.target))
+            title = f"{problem} on {where}, policy {made.policy}"
+            console.print(report.plan_view(title, made, unsupported))
+    return 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    problems = _some_problems(arguments)
+    target = _local_target(arguments.target)
+    path = Path(arguments.database) if arguments.database else default_path()
+    console = report.make_console()
+    with Database(path) as database:
+        _tune_each(problems, target, database, arguments, console)
+    if not arguments.json:
+        console.print(Text(f"records: {path}"), soft_wrap=True)
+    return 0
+
+
+def _tune_each(
+    problems: Sequence[AttentionProblem],
+    target: Target,
+    database: Database,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> tuple[int, int]:
+    """Tune problems one by one, showing how it goes; return what was measured and how often."""
+    measured = finalists = 0
+    seen: set[AttentionKey] = set()
+    for problem in problems:
+        key = AttentionKey.from_problem(problem, arguments.level)
+        if key in seen:
+            continue
+        seen.add(key)
+        watcher = _watcher(arguments, console)
+        if not arguments.json:
+            console.print(Text(f"\n{problem}", style="bold"), soft_wrap=True)
+        found: list[bool] = []
+
+        def on_event(event: Mapping[str, Any], watch: Any = watcher, hits: Any = found) -> None:
+            if event["event"] == "record":
+                hits.append(bool(event["found"]))
+            watch(event)
+
+        with watcher:
+            record = api.tune(
+                problem,
+                target,
+                database,
+                trials=arguments.trials,
+                seconds=arguments.seconds,
+                seed=arguments.seed,
+                policy=arguments.policy,
+                level=arguments.level,
+                retune=arguments.retune,
+                on_event=on_event,
+            )[0]
+        measured += watcher.measured
+        finalists += watcher.finalists
+        if not arguments.json:
+            note = "found in the database" if found == [True] else "tuned"
+            console.print(Text(f"{note}: batch {', '.join(record.batch)}"), soft_wrap=True)
+            _print_ranking(record, target, console)
+    return measured, finalists
+
+
+def _watcher(arguments: argparse.Namespace, console: Console) -> report.Watcher:
+    if arguments.json:
+        return report.JsonLines(console)
+    if console.is_terminal:
+        return report.LiveProgress(console, arguments.trials)
+    return report.PlainLines(console, arguments.trials)
+
+
+def _print_ranking(record: Record, target: Target, console: Console) -> None:
+    known = _known()
+    representative = record.key.representative()
+
+    def memory(variant: str, parameters: Mapping[str, int]) -> int | None:
+        if variant not in known:
+            return None
+        return known[variant].workspace(representative, target, parameters)
+
+    console.print(report.ranking(record, memory=memory))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    path = _existing_database(arguments)
+    if path is None:
+        raise RecordNotFound(
+            f"There is no database {default_path()} yet; tune into it, or name one with --database."
+        )
+    stale = _staleness()
+    console = report.make_console()
+    problems = _problems(arguments)
+    with Database(path, read_only=True) as database:
+        if not problems:
+            records = database.records()
+            if arguments.json:
+                for record in records:
+                    _dump({**record.to_json(), "stale": stale(record)})
+            else:
+                console.print(report.records_view(records, stale))
+            return 0
+        target = Target.parse(arguments.target)
+        for problem in problems:
+            key = AttentionKey.from_problem(problem, arguments.level)
+            found = database.get(key, str(target))
+            if found is None:
+                raise RecordNotFound(
+                    f"{path} has no record of {problem} on {report.short_target(str(target))}; "
+                    "tune it, or list what there is with: attentune show"
+                )
+            if arguments.json:
+                _dump({**found.to_json(), "stale": stale(found)})
+            else:
+                console.print(report.explanation(found, stale(found)))
+                _print_ranking(found, target, console)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    problems = _some_problems(arguments)
+    target = _local_target(arguments.target)
+    path = _existing_database(arguments)
+    console = report.make_console()
+    right = True
+    with _reading(path) as database:
+        for problem in problems:
+            result = _check(problem, target, database, arguments.seed)
+            right &= result["wrong"] is None
+            if arguments.json:
+                _dump(result)
+            else:
+                console.print(Text(_run_line(result)), soft_wrap=True)
+    return 0 if right else 1
+
+
+def _run_line(result: Mapping[str, Any]) -> str:
+    source = "tuned" if result["tuned"] else "not tuned"
+    verdict = (
+        f"right, greatest error {result['error']:.2e}"
+        if result["wrong"] is None
+        else f"WRONG: {result['wrong']}"
+    )
+    return (
+        f"{result['problem']}: {result['variant']} ({report.settings(result['parameters'])}; "
+        f"{source}), {report.duration(result['seconds'])} a call, {verdict}"
+    )
+
+
+def _check(
+    problem: AttentionProblem, target: Target, database: Database | None, seed: int = 0
+) -> dict[str, Any]:
+    """Build the kernel of a problem, run it on random inputs, and compare with the reference.
+
+    Returns
+    -------
+    dict
+        problem, variant, parameters, tuned (whether a record was served), seconds (median of a
+        call), error (greatest difference from the reference) and wrong (what differs, or None).
+    """
+    import numpy as np
+
+    from attentune import bench
+    from attentune.search.inputs import random_inputs
+
+    inputs = random_inputs(problem, seed)
+    kernel, tuned = bench.find_kernel(problem, target, database)
+    one = bench.contestant(kernel, problem, inputs, tuned)
+    out = one.call()
+    expected = bench.expected_output(problem, inputs)
+    timing = bench.interleave([one], rounds=1, block_seconds=RUN_SECONDS, gap_seconds=0.0)
+    error = np.abs(np.asarray(out, np.float64) - expected)
+    return {
+        "problem": str(problem),
+        "variant": kernel.variant,
+        "parameters": kernel.parameters,
+        "tuned": tuned,
+        "seconds": timing[one.name].seconds,
+        "error": float(error.max(initial=0.0)),
+        "wrong": bench.difference(problem, inputs, out, expected),
+    }
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from attentune import bench
+
+    problems = _problems(arguments)
+    if not problems:
+        names = (DISPATCH_PROBLEM,) if arguments.dispatch else ()
+        problems = [AttentionProblem.parse(text) for text in names]
+        problems += [] if names else [one for name in DEMO_MODELS for one in models.get(name)]
+    target = _local_target(arguments.target)
+    path = _existing_database(arguments)
+    jobs = [
+        bench.Job(
+            problems=[str(problem) for problem in problems],
+            target=str(target),
+            database=None if path is None else str(path),
+            threads=threads,
+            variants=arguments.variant,
+            against=arguments.against,
+            dispatch=arguments.dispatch,
+            rounds=arguments.rounds,
+            seed=arguments.seed,
+        )
+        for threads in arguments.threads or sorted({1, min(2, available_cores())})
+    ]
+    console = report.make_console()
+    right = True
+    for job in jobs:
+        for result in bench.run_in_child(job):
+            if arguments.json:
+                _dump(result)
+            elif arguments.dispatch:
+                console.print(report.dispatch_line(result), soft_wrap=True)
+            else:
+                console.print(report.comparison(result))
+            # Baselines may be wrong in ways of their own; ours may not.
+            ours = result.get("results", [])[: max(len(arguments.variant), 1)]
+            right &= all(one["wrong"] is None for one in ours)
+    return 0 if right else 1
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from attentune import bench
+
+    console = report.make_console()
+    target = native()
+    begin = time.monotonic()
+    problems = [problem for name in DEMO_MODELS for problem in models.get(name)]
+    console.print(
+        Text(f"attentune demo: {', '.join(DEMO_MODELS)} on {report.short_target(str(target))}")
+    )
+    path = Path(arguments.database)
+    with Database(path) as database:
+        measured, finalists = _tune_each(problems, target, database, arguments, console)
+        right = True
+        for problem in problems:
+            inputs = bench.random_inputs(problem)
+            contestants = [
+                bench.ours(problem, inputs, target, database),
+                bench.tvm_lowering(problem, inputs, target),
+            ]
+            job = bench.Job([str(problem)], str(target), threads=target.num_cores, rounds=3)
+            result = bench.compare(problem, inputs, contestants, job)
+            console.print(report.comparison(result))
+            first, other = result["results"]
+            right &= first["wrong"] is None
+            console.print(
+                Text(f"  {other['ratio']:.1f} times as fast as TVM's own lowering", style="bold")
+            )
+    builds = measured + finalists
+    console.print(
+        Text(
+            f"\n{builds} builds and {builds} measurements of candidates; "
+            f"{time.monotonic() - begin:.0f} s in all. The records are in {path.resolve()}"
+        ),
+        soft_wrap=True,
+    )
+    return 0 if right else 1

@@ -1,0 +1,116 @@
+"""Ending a command at Ctrl-C: at once, with no child process left and no traceback.
+
+A signal that arrives while TVM computes would be taken for a candidate's error, or wait for the
+computation; and the children, who get it too, would each print a traceback. So the signal is
+blocked, which children inherit, and a thread of its own waits for it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+EXIT_CODE = 130  # what shells expect of a program that Ctrl-C ended
+GRACE_SECONDS = 1.0
+
+
+def end_children() -> None:
+    """Kill all processes that this one started, and theirs."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+class Interruption:
+    """Whether Ctrl-C was pressed, and what has to happen then.
+
+    Parameters
+    ----------
+    message : str
+        The line to end with.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        self._asked = threading.Event()
+        self._finishing = threading.Lock()
+
+    @property
+    def asked(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._asked.is_set()
+
+    def begin(self) -> None:
+        """Stop the children, so that nobody waits for them, and give the program a moment."""
+        if not self._asked.is_set():
+            self._asked.set()
+            threading.Thread(target=self._press, daemon=True).start()
+
+    def _press(self) -> None:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            end_children()  # again and again: a search starts new ones for those that died
+            time.sleep(0.02)
+        self.finish()
+
+    def finish(self) -> None:
+        """End the process: waiting for threads, as Python does, could take minutes."""
+        self._finishing.acquire()  # and never released: whoever comes second waits for the end
+        end_children()
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")  # a progress bar hides the cursor
+        sys.stderr.write(f"{self.message}\n")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+            sys.stdout.flush()
+        os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def interruptible(message: str) -> Iterator[Interruption]:
+    """Watch for Ctrl-C while the block runs, and end the process with one line if it comes.
+
+    Parameters
+    ----------
+    message : str
+        The line to end with.
+    """
+    watch = Interruption(message)
+    waits = hasattr(signal, "pthread_sigmask") and hasattr(signal, "sigwait")
+    if threading.current_thread() is not threading.main_thread() or not waits:
+        yield watch
+        return
+
+    def on_signal(_number: int, _frame: Any) -> None:
+        watch.begin()
+        raise KeyboardInterrupt
+
+    def wait() -> None:
+        while signal.sigwait({signal.SIGINT, signal.SIGUSR1}) == signal.SIGINT:
+            watch.begin()
+            _thread.interrupt_main()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    try:
+        yield watch
+    except BaseException:
+        if watch.asked:
+            watch.finish()
+        raise
+    finally:
+        signal.pthread_kill(waiter.ident or 0, signal.SIGUSR1)
+        waiter.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
