@@ -6,6 +6,7 @@ from attentune.database import Database
 from attentune.key import AttentionKey
 from attentune.problem import AttentionProblem
 from attentune.record import Record
+from attentune.search.remote import Tracker
 from attentune.target import Target
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Database",
     "Record",
     "Target",
+    "Tracker",
     "attention",
     "build",
     "errors",

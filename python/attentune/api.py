@@ -25,6 +25,7 @@ from attentune.versions import check_versions
 
 if TYPE_CHECKING:
     from attentune.dispatch import Dispatcher, Kernel
+    from attentune.search.remote import Tracker
     from attentune.variant import Variant
 
 Problem = AttentionProblem | str
@@ -102,7 +103,7 @@ def tune(
     trials: int = 64,
     seconds: float | None = None,
     seed: int = 0,
-    runner: Any = None,
+    runner: Tracker | None = None,
     policy: Policy | str = "default",
     *,
     level: str = "balanced",
@@ -118,7 +119,7 @@ def tune(
     problems : AttentionProblem, str, or an iterable of them
         What to tune. Problems of one key are tuned once.
     target : Target, str or Mapping
-        What to tune for; it is measured on this machine unless a runner is given.
+        What to tune for; it is measured on this machine unless a tracker is given.
     database : Database or path, optional
         Where records are kept. A key that has a record is not tuned again.
     trials : int
@@ -127,8 +128,8 @@ def tune(
         Time for each key, building, checking and ranking included.
     seed : int
         Of the search.
-    runner : meta_schedule.Runner, optional
-        Where MetaSchedule measures; a child process of this machine by default.
+    runner : Tracker, optional
+        Whose machines measure; a child process of this one by default.
     policy : Policy or str
         Which variants, in which batches.
     level : str
@@ -190,7 +191,7 @@ def tune(
                 names = tuple(known)
                 made = make_plan(representative, resolved, chosen, names)
                 options = Options(
-                    trials, seconds, seed, memory_bytes=memory_bytes, level=level, runner=runner,
+                    trials, seconds, seed, memory_bytes=memory_bytes, level=level, tracker=runner,
                     cost_model=None if store is None else cost_model_path(store.path),
                 )  # fmt: skip
                 found = tune_key(key, representative, made, known, options, emit)

@@ -29,14 +29,17 @@ from attentune.compile import compile_module
 from attentune.errors import CorruptDatabase
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
+from attentune.search import remote
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
+from attentune.search.remote import Tracker
 from attentune.search.workload import Workload
 from attentune.threads import use_cores
 
 BUILD_SECONDS = 60.0
 # TVM's build processes grow; they are replaced after this many candidates.
 BUILDS_PER_PROCESS = 200
+EVALUATOR = ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=5)
 # Largest round of one workload; and about what a candidate takes to build and measure.
 MAX_ROUND = 16
 TRIAL_SECONDS = 0.6
@@ -79,7 +82,7 @@ def search(
     memory_bytes: int | None = None,
     deadline: float = math.inf,
     cost_model: Path | None = None,
-    runner: Any = None,
+    tracker: Tracker | None = None,
     on_measured: Callable[[Measured], None] = lambda measured: None,
 ) -> list[Measured]:
     """Measure up to ``trials`` candidates of the workloads of one batch.
@@ -102,8 +105,8 @@ def search(
         Time of the monotonic clock after which no candidate is built any more.
     cost_model : Path, optional
         File that the cost model is read from, where it exists, and kept in.
-    runner : meta_schedule.Runner, optional
-        Where to measure; by default a child process of this machine.
+    tracker : Tracker, optional
+        Whose machines measure; by default a child process of this one does.
     on_measured : Callable
         Told of each candidate as it is measured.
 
@@ -115,14 +118,16 @@ def search(
     problem, key, target = workloads[0].problem, workloads[0].key, workloads[0].target
     limit = partial(limit_memory, memory_bytes)
     builder = _Builder(min(target.num_cores, 4), limit, deadline)
-    own_runner = runner is None
-    if own_runner:
+    spec = KernelSpec.from_key(key)
+    if tracker is None:
         runner = ms.runner.LocalRunner(
             timeout_sec=run_seconds,
-            evaluator_config=ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=5),
-            f_alloc_argument=partial(allocate, KernelSpec.from_key(key), problem, target.num_cores),
+            evaluator_config=EVALUATOR,
+            f_alloc_argument=partial(allocate, spec, problem, target.num_cores),
             initializer=limit,
         )
+    else:
+        runner = remote.runner(tracker, spec, problem, EVALUATOR, run_seconds)
     measured: list[Measured] = []
 
     def keep(one: Measured) -> None:
@@ -146,7 +151,7 @@ def search(
             for index, workload in enumerate(workloads)
         ]
         model = _CostModel(cost_model)
-        pools = [builder._inst.pool, *([runner._inst.pool] if own_runner else [])]
+        pools = (builder._inst.pool, runner._inst.pool)
         with _interruptible(builder, pools):
             ms.tune.tune_tasks(
                 tasks=contexts,

@@ -20,6 +20,7 @@ from attentune.search import gate
 from attentune.search.measure import Measured, search
 from attentune.search.peaks import machine_peaks
 from attentune.search.ranking import Contender, MeasurementFailed, Ranking, rank
+from attentune.search.remote import Tracker
 from attentune.search.roofline import SHARE, limit, reached, work
 from attentune.search.worker import CandidateFailed, Worker, worker
 from attentune.search.workload import Workload
@@ -56,8 +57,8 @@ class Options:
         How close to the roofline is good enough; see `roofline.SHARE`.
     cost_model : Path or None
         File of the cost model.
-    runner : meta_schedule.Runner or None
-        Where candidates are measured; a child process by default.
+    tracker : Tracker or None
+        Whose machines measure; a child process of this one by default.
     """
 
     trials: int = 64
@@ -67,7 +68,7 @@ class Options:
     memory_bytes: int | None = None
     level: str = "balanced"
     cost_model: Path | None = None
-    runner: Any = None
+    tracker: Tracker | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class _Tuning:
     @cached_property
     def limit(self) -> float | None:
         """Seconds that the problem takes at the share of the roofline that the level asks for."""
-        if not self.target.is_cpu or SHARE[self.options.level] is None:
+        here = self.target.is_cpu and self.options.tracker is None
+        if not here or SHARE[self.options.level] is None:
             return None
         return limit(work(self.problem), machine_peaks(self.target), self.options.level)
 
@@ -146,7 +148,10 @@ class _Tuning:
         """Return a workload for each structure whose template applies."""
         result = []
         for structure in variant.structures(self.key, self.target):
-            workload = Workload(variant, structure, self.key, self.problem, self.target)
+            workload = Workload(
+                variant, structure, self.key, self.problem, self.target,
+                expanded=self.options.tracker is not None,
+            )  # fmt: skip
             try:
                 parameters = next(variant.points(self.key, self.target, structure), None)
                 if parameters is None:
@@ -184,7 +189,7 @@ class _Tuning:
             memory_bytes=self.options.memory_bytes,
             deadline=self.begun + SEARCH_SHARE * self.budget,
             cost_model=self.options.cost_model,
-            runner=self.options.runner,
+            tracker=self.options.tracker,
             on_measured=on_measured,
         )
 
@@ -219,7 +224,9 @@ class _Tuning:
     def rank(self, finalists: Sequence[_Finalist]) -> Ranking[_Finalist]:
         """Build, check and time the symbolic kernels of the finalists."""
         order = list(self.variants)
-        with worker(self.options.run_seconds, self.options.memory_bytes) as child:
+        with worker(
+            self.options.run_seconds, self.options.memory_bytes, self.options.tracker
+        ) as child:
             passed: list[_Finalist] = []
             for one in finalists:
                 # Out of time: those that are left were slower, or are defaults.

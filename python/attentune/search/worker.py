@@ -7,28 +7,36 @@ started again for the next one.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.support.popen_pool import PopenWorker
+from tvm.support.tar import tar
 
-from attentune import arguments, arrays, reference
+from attentune import arguments, reference
 from attentune.accuracy import mismatch
 from attentune.compile import compile_module
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
+from attentune.search import remote
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
 from attentune.search.measure import limit_memory
+from attentune.search.remote import Tracker
 from attentune.target import Target
 from attentune.threads import use_cores
 
 # A sample is repeated within itself until it is this long: the clock's and a call's own cost
 # then stay below a hundredth.
 SAMPLE_SECONDS = 0.002
+# A session on a server lasts for this many calls of the longest kind.
+SESSION_CALLS = 100
 
 
 class CandidateFailed(Exception):
@@ -67,10 +75,15 @@ class Worker:
         Limit of a call.
     memory_bytes : int, optional
         Address space that the child may use.
+    tracker : Tracker, optional
+        Whose servers run the kernels; the child itself by default.
     """
 
-    def __init__(self, seconds: float, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, seconds: float, memory_bytes: int | None = None, tracker: Tracker | None = None
+    ) -> None:
         self.seconds = seconds
+        self.tracker = tracker
         self._process = PopenWorker(initializer=limit_memory, initargs=(memory_bytes,))
         self._sources: dict[str, tuple[str, str, KernelSpec]] = {}
         self._loaded: set[str] = set()
@@ -90,23 +103,34 @@ class Worker:
         """
         self._ensure(name)
         for check in checks:
-            difference = self._call("crash", _check, name, check)
+            difference = self._run(name, _check, check)
             if difference is not None:
                 raise CandidateFailed(Failure("wrong", f"at {check.problem} it gave {difference}"))
 
     def time(self, name: str, problem: AttentionProblem) -> float:
         """Return the seconds that one call of a loaded kernel took."""
         self._ensure(name)
-        return float(self._call("crash", _time, name, problem))
+        return float(self._run(name, _time, problem))
 
     def close(self) -> None:
         """End the child."""
         self._process.kill()
 
+    def _run(self, name: str, function: Callable[..., Any], argument: Any) -> Any:
+        """Run a loaded kernel. On a server it is given two tries: the server may be what failed."""
+        if self.tracker is not None:
+            try:
+                return self._call("crash", function, name, argument)
+            except CandidateFailed:
+                self._process.kill()
+                self._loaded.clear()
+                self._ensure(name)
+        return self._call("crash", function, name, argument)
+
     def _ensure(self, name: str) -> None:
         """Build a kernel unless the process that runs now has done so."""
         if name not in self._loaded:
-            self._call("build", _load, name, *self._sources[name])
+            self._call("build", _load, name, *self._sources[name], self.tracker, self.seconds)
             self._loaded.add(name)
 
     def _call(self, stage: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -125,9 +149,11 @@ class Worker:
 
 
 @contextlib.contextmanager
-def worker(seconds: float, memory_bytes: int | None = None) -> Iterator[Worker]:
+def worker(
+    seconds: float, memory_bytes: int | None = None, tracker: Tracker | None = None
+) -> Iterator[Worker]:
     """Yield a `Worker` whose child ends with the block."""
-    child = Worker(seconds, memory_bytes)
+    child = Worker(seconds, memory_bytes, tracker)
     try:
         yield child
     finally:
@@ -136,34 +162,66 @@ def worker(seconds: float, memory_bytes: int | None = None) -> Iterator[Worker]:
 
 # What follows runs in the child.
 
-_KERNELS: dict[str, tuple[Any, KernelSpec]] = {}
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A kernel in the child or on a server."""
+
+    module: Any
+    spec: KernelSpec
+    device: Any  # None in the child itself
+
+    def arguments(
+        self, problem: AttentionProblem, inputs: dict[str, Any]
+    ) -> tuple[list[Any], np.ndarray[Any, Any]]:
+        """Return arguments for a problem, with a poisoned output, and that output here."""
+        shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
+        out = np.full(shape, np.nan, inputs["query"].dtype)
+        if self.device is None:
+            tensors = arguments.tensors(self.spec, problem, inputs, out)
+        else:
+            tensors = remote.tensors(self.spec, problem, inputs, out, self.device)
+        return [*tensors, *arguments.scalars(self.spec, problem)], out
+
+
+_KERNELS: dict[str, _Loaded] = {}
 _CALLS: dict[tuple[str, AttentionProblem], tuple[Any, list[Any], int]] = {}
+_SESSIONS: list[Any] = []
 
 
-def _load(name: str, module_json: str, target_json: str, spec: KernelSpec) -> None:
+def _load(
+    name: str,
+    module_json: str,
+    target_json: str,
+    spec: KernelSpec,
+    tracker: Tracker | None,
+    seconds: float,
+) -> None:
     module = tvm.ir.load_json(module_json)
     target = Target.parse(target_json)
-    use_cores(target.num_cores)
     built = compile_module(module, target)
-    _KERNELS[name] = (built["main"], spec)
-
-
-def _arguments(
-    spec: KernelSpec, problem: AttentionProblem, inputs: dict[str, Any]
-) -> tuple[list[Any], Any]:
-    shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
-    out = arrays.empty_like(inputs["query"], shape)
-    out[...] = float("nan")
-    tensors = arguments.tensors(spec, problem, inputs, out)
-    return [*tensors, *arguments.scalars(spec, problem)], out
+    if tracker is None:
+        use_cores(target.num_cores)
+        _KERNELS[name] = _Loaded(built, spec, None)
+        return
+    if not _SESSIONS:
+        _SESSIONS.append(tracker.connect(SESSION_CALLS * seconds))
+    session = _SESSIONS[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name.replace('#', '-')}.{tar.output_format}"
+        built.export_library(str(path), fcompile=tar)
+        session.upload(str(path))
+    _KERNELS[name] = _Loaded(session.load_module(path.name), spec, session.cpu(0))
 
 
 def _check(name: str, check: Check) -> str | None:
-    kernel, spec = _KERNELS[name]
+    kernel = _KERNELS[name]
     problem = check.problem
     inputs = random_inputs(problem, check.seed, check.amplitude)
-    args, out = _arguments(spec, problem, inputs)
-    kernel(*args)
+    args, out = kernel.arguments(problem, inputs)
+    kernel.module["main"](*args)
+    if kernel.device is not None:
+        out = args[len(args) - 1 - len(arguments.scalars(kernel.spec, problem))].numpy()
     expected = reference.attention(
         inputs["query"],
         inputs["key"],
@@ -181,16 +239,22 @@ def _check(name: str, check: Check) -> str | None:
 
 
 def _time(name: str, problem: AttentionProblem) -> float:
-    kernel, spec = _KERNELS[name]
+    kernel = _KERNELS[name]
     call = (name, problem)
     if call not in _CALLS:
-        args, out = _arguments(spec, problem, random_inputs(problem))
-        start = time.perf_counter()
-        kernel(*args)
-        once = time.perf_counter() - start
-        _CALLS[call] = (out, args, max(1, round(SAMPLE_SECONDS / max(once, 1e-7))))
+        args, out = kernel.arguments(problem, random_inputs(problem))
+        _CALLS[call] = (out, args, max(1, round(SAMPLE_SECONDS / max(_once(kernel, args), 1e-7))))
     _, args, number = _CALLS[call]
+    return _once(kernel, args, number)
+
+
+def _once(kernel: _Loaded, args: list[Any], number: int = 1) -> float:
+    """Return the mean seconds of some calls in a row."""
+    if kernel.device is not None:
+        timed = kernel.module.time_evaluator("main", kernel.device, number=number)
+        return float(timed(*args).mean)
+    run = kernel.module["main"]
     start = time.perf_counter()
     for _ in range(number):
-        kernel(*args)
+        run(*args)
     return (time.perf_counter() - start) / number

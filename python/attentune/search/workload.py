@@ -41,6 +41,9 @@ class Workload:
         The representative that is measured.
     target : Target
         What it is measured on.
+    expanded : bool
+        Whether masks and biases are given without broadcasting: arrays on another machine have no
+        strides.
     """
 
     variant: Variant
@@ -48,6 +51,7 @@ class Workload:
     key: AttentionKey
     problem: AttentionProblem
     target: Target
+    expanded: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +64,9 @@ class Workload:
         An attribute names variant and structure: two workloads never hash alike.
         """
         spec = KernelSpec.from_key(self.key)
-        func = specialize(self.variant.kernel(spec, self.structure), spec, self.problem)
+        func = specialize(
+            self.variant.kernel(spec, self.structure), spec, self.problem, self.expanded
+        )
         return IRModule({"main": func.with_attr("attentune.workload", self.name)})
 
     def space(self, seed: int) -> Any:
@@ -98,9 +104,11 @@ def draws(trace: Any) -> list[tuple[Any, int]]:
     ]
 
 
-def specialize(func: Any, spec: KernelSpec, problem: AttentionProblem) -> Any:
+def specialize(
+    func: Any, spec: KernelSpec, problem: AttentionProblem, expanded: bool = False
+) -> Any:
     """Return a kernel at a problem's extents, strides and scalars, as a static function."""
-    shapes = tensor_layouts(spec, problem)
+    shapes = tensor_layouts(problem, expanded)
     numbers = iter(arguments.scalars(spec, problem))
     binding = {}
     for param in func.params:
@@ -123,9 +131,12 @@ def specialize(func: Any, spec: KernelSpec, problem: AttentionProblem) -> Any:
 
 
 def tensor_layouts(
-    spec: KernelSpec, problem: AttentionProblem
+    problem: AttentionProblem, expanded: bool = False
 ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return shape and strides, in elements, of each tensor argument of a problem."""
+    """Return shape and strides, in elements, of each tensor argument of a problem.
+
+    Expanded, every tensor is compact: nothing is broadcast, and the layout is always "bhsd".
+    """
     p = problem
     shapes = {
         "query": (p.batch, p.q_heads, p.seq_q, p.head_dim),
@@ -136,13 +147,16 @@ def tensor_layouts(
     layouts: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         name: (shape, _compact(shape)) for name, shape in shapes.items()
     }
-    if p.layout == "bshd":
+    if p.layout == "bshd" and not expanded:
         for name in ("query", "key", "value"):
             _b, h, s, d = shapes[name]
             layouts[name] = (shapes[name], (s * h * d, d, h * d, 1))
     full = (p.batch, p.q_heads, p.seq_q, p.seq_kv)
     for name, stored in (("mask", p.mask), ("bias", p.bias)):
         if stored is not None:
+            if expanded:
+                layouts[name] = (full, _compact(full))
+                continue
             strides = _compact(stored)
             layouts[name] = (
                 full,
