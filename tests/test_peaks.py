@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from attentune.search import peaks
 from attentune.search.roofline import Peaks
 from attentune.target import Target

@@ -9,9 +9,10 @@ import threading
 import time
 
 import pytest
+from tvm import rpc
+
 from attentune import AttentionProblem, Database, Tracker, tune
 from attentune.errors import InvalidParameters
-from tvm import rpc
 
 KEY = "attentune-test"
 
