@@ -260,7 +260,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
         left_out: dict[str, str] = {}
         for name in job.against:
             try:
-                contestants.append(_BASELINES[name](problem, inputs, target, job.threads))
+                contestants.append(BASELINES[name](problem, inputs, target, job.threads))
             except Unavailable as reason:
                 left_out[name] = str(reason)
         use_cores(job.threads)
@@ -551,7 +551,7 @@ def _visible(problem: AttentionProblem, inputs: Arrays) -> np.ndarray[Any, Any] 
     return seen if mask is None else seen & mask
 
 
-_BASELINES: dict[str, Callable[[AttentionProblem, Arrays, Target, int], Contestant]] = {
+BASELINES: dict[str, Callable[[AttentionProblem, Arrays, Target, int], Contestant]] = {
     "torch": _torch,
     "tvm": tvm_lowering,
     "math": _math,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -37,10 +39,13 @@ class Interruption:
     ----------
     message : str
         The line to end with.
+    scratch : str, optional
+        A folder to remove.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, scratch: str | None = None) -> None:
         self.message = message
+        self.scratch = scratch
         self._asked = threading.Event()
         self._finishing = threading.Lock()
 
@@ -66,6 +71,8 @@ class Interruption:
         """End the process: waiting for threads, as Python does, could take minutes."""
         self._finishing.acquire()  # and never released: whoever comes second waits for the end
         end_children()
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")  # a progress bar hides the cursor
         sys.stderr.write(f"{self.message}\n")
@@ -84,10 +91,36 @@ def interruptible(message: str) -> Iterator[Interruption]:
     message : str
         The line to end with.
     """
-    watch = Interruption(message)
+    with _scratch() as scratch:
+        watch = Interruption(message, scratch)
+        with _watched(watch):
+            yield watch
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    """Give this process and its children a folder of their own for temporary files.
+
+    Candidates that are killed leave their files behind.
+    """
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="attentune-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"], tempfile.tempdir = folder, None
+        try:
+            yield folder
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
+            tempfile.tempdir = None
+
+
+@contextlib.contextmanager
+def _watched(watch: Interruption) -> Iterator[None]:
     waits = hasattr(signal, "pthread_sigmask") and hasattr(signal, "sigwait")
     if threading.current_thread() is not threading.main_thread() or not waits:
-        yield watch
+        yield
         return
 
     def on_signal(_number: int, _frame: Any) -> None:
@@ -104,7 +137,7 @@ def interruptible(message: str) -> Iterator[Interruption]:
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     try:
-        yield watch
+        yield
     except BaseException:
         if watch.asked:
             watch.finish()

@@ -180,6 +180,7 @@ class LiveProgress(Watcher):
     def __init__(self, console: Console, trials: int) -> None:
         super().__init__()
         self.trials = trials
+        self.count = 0
         self.best = _Best()
         self.batch = ""
         self.progress = Progress(
@@ -214,23 +215,28 @@ class LiveProgress(Watcher):
         name = event["event"]
         if name == "batch":
             self._drop()
-            self.best = _Best()
+            self.count, self.best = 0, _Best()
             self.batch = f"batch {event['index'] + 1}"
             self.task = self.progress.add_task(self.batch, total=self.trials, best="")
         elif name == "measured" and self.task is not None:
             self.best.take(event)
+            self.count += 1
             self.progress.update(
                 self.task, advance=1, description=f"{self.batch} {event['variant']}",
                 best=f"best {self.best}",
             )  # fmt: skip
-        elif name == "final" and self.task is not None:
-            # How many rounds the final takes depends on what it measures.
-            self.progress.update(
-                self.task, total=None,
-                description=f"{self.batch} final of {event['candidates']}",
-            )  # fmt: skip
+            if self.count == self.trials:
+                self._pulse("building and checking the best")
+        elif name == "final":
+            self._pulse(f"final of {event['candidates']}")
         elif name == "record":
             self._drop()
+
+    def _pulse(self, text: str) -> None:
+        """Show that something goes on whose end is not known."""
+        for task in self.progress.tasks:
+            task.total = None
+            self.progress.update(task.id, description=f"{self.batch} {text}")
 
     def _drop(self) -> None:
         if self.task is not None:
