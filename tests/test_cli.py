@@ -86,6 +86,9 @@ ERRORS = [
     (["tune", "--problem", SMALL, "--trials", "many"], "many"),
     (["tune", "--problem", SMALL, "--level", "ful"], "ful"),
     (["tune", "--problem", SMALL, "--target", "cuda:sm_80"], "no CPU"),
+    (["tune", "--problem", SMALL, "--tracker", "here:9190"], "--rpc-key"),
+    (["tune", "--problem", SMALL, "--tracker", "here", "--rpc-key", "k"], "HOST:PORT"),
+    (["tune", "--problem", "1,2,2,0,4,8,8:float32"], "nothing to tune"),
     (["tune", "--problem", SMALL, "--database", "."], "is a folder"),
     (["tune", "--problem", SMALL, "--database", CORRUPT], CORRUPT),
     (["tune", "--problem", SMALL, "--database", f"{CORRUPT}/x"], CORRUPT),
@@ -288,6 +291,16 @@ def test_run_checks_its_result(capsys, monkeypatch, tmp_path):
     code, out, _ = call(capsys, *argv[:-1])
     assert code == 1
     assert "WRONG: all of it" in out
+
+
+@pytest.mark.parametrize(
+    "text", ["1,2,2,0,5,8,8:float32", "0,2,2,3,5,8,8:float32", "1,2,2,3,0,8,8:float32"]
+)
+def test_nothing_to_compute_is_right(capsys, monkeypatch, text):
+    monkeypatch.setattr(cli, "RUN_SECONDS", 0.001)
+    code, out, _ = call(capsys, "run", "--problem", f"{extents}:float32")
+    assert code == 0
+    assert "right" in out
 
 
 def test_bench_prints_a_table_or_json(capsys, monkeypatch, tmp_path):

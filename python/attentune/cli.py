@@ -22,6 +22,7 @@ from attentune.interrupt import interruptible
 from attentune.key import LEVELS, AttentionKey
 from attentune.problem import AttentionProblem
 from attentune.record import Record, stale_reason
+from attentune.search.remote import Tracker
 from attentune.target import Target, available_cores, native
 
 DEMO_MODELS = ("bert-base", "llama-3-8b-prefill")
@@ -132,9 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--trials", type=int, default=64, metavar="N",
                       help="candidates to measure for a batch (default: 64)")  # fmt: skip
     tune.add_argument("--seconds", type=float, metavar="S",
-                      help="time after which no further round is begun")  # fmt: skip
+                      help="time for each key, all included")  # fmt: skip
     tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
     tune.add_argument("--retune", action="store_true", help="tune even where a record is")
+    tune.add_argument("--memory", type=int, metavar="BYTES",
+                      help="address space of a process that runs candidates")  # fmt: skip
+    tune.add_argument("--tracker", metavar="HOST:PORT",
+                      help="measure on the machines of this tracker of TVM's")  # fmt: skip
+    tune.add_argument("--rpc-key", metavar="NAME", help="of the tracker's machines to measure on")
     _add_json(tune, "one JSON object an event, see below")
 
     show = add(
@@ -195,7 +201,13 @@ def _parser() -> argparse.ArgumentParser:
                       help=f"candidates to measure for a batch (default: {DEMO_TRIALS})"
                       )  # fmt: skip
     demo.set_defaults(
-        json=False, seconds=None, seed=0, policy="default", level="balanced", retune=False
+        json=False,
+        seconds=None,
+        seed=0,
+        policy="default",
+        level="balanced",
+        retune=False,
+        memory=None,
     )
     return parser
 
@@ -363,11 +375,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _tune(arguments: argparse.Namespace) -> int:
     problems = _some_problems(arguments)
-    target = _local_target(arguments.target)
+    tracker = _tracker(arguments)
+    target = Target.parse(arguments.target) if tracker else _local_target(arguments.target)
     path = Path(arguments.database) if arguments.database else default_path()
     console = report.make_console()
     with Database(path) as database:
-        _tune_each(problems, target, database, arguments, console)
+        _tune_each(problems, target, database, arguments, console, tracker)
     if not arguments.json:
         console.print(Text(f"records: {path}"), soft_wrap=True)
     return 0
@@ -379,6 +392,7 @@ def _tune_each(
     database: Database,
     arguments: argparse.Namespace,
     console: Console,
+    tracker: Tracker | None = None,
 ) -> tuple[int, int]:
     """Tune problems one by one, showing how it goes; return what was measured and how often."""
     measured = finalists = 0
@@ -406,7 +420,9 @@ def _tune_each(
                 trials=arguments.trials,
                 seconds=arguments.seconds,
                 seed=arguments.seed,
+                runner=tracker,
                 policy=arguments.policy,
+                memory_bytes=arguments.memory,
                 level=arguments.level,
                 retune=arguments.retune,
                 on_event=on_event,
@@ -418,6 +434,14 @@ def _tune_each(
             console.print(Text(f"{note}: batch {', '.join(record.batch)}"), soft_wrap=True)
             _print_ranking(record, target, console)
     return measured, finalists
+
+
+def _tracker(arguments: argparse.Namespace) -> Tracker | None:
+    if (arguments.tracker is None) != (arguments.rpc_key is None):
+        raise InvalidParameters("--tracker and --rpc-key go together; give both or neither.")
+    if arguments.tracker is None:
+        return None
+    return Tracker.parse(arguments.tracker, arguments.rpc_key)
 
 
 def _watcher(arguments: argparse.Namespace, console: Console) -> report.Watcher:
@@ -437,7 +461,22 @@ def _print_ranking(record: Record, target: Target, console: Console) -> None:
             return None
         return known[variant].workspace(representative, target, parameters)
 
-    console.print(report.ranking(record, memory=memory))
+    console.print(report.ranking(record, memory=memory, ideal=_ideal(record, target)))
+
+
+def _ideal(record: Record, target: Target) -> float | None:
+    """Return what the roofline allows a record, None if it was not measured on this machine."""
+    from attentune.search import roofline
+    from attentune.search.peaks import machine_peaks
+    from attentune.versions import machine_name
+
+    if record.machine != machine_name() or str(target) != str(native()):
+        return None
+    try:
+        peaks = machine_peaks(target)
+    except OSError:  # nowhere to keep them
+        return None
+    return roofline.ideal(roofline.work(record.key.representative()), peaks)
 
 
 def _show(arguments: argparse.Namespace) -> int:
