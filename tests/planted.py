@@ -123,6 +123,16 @@ def without_maximum(func):
 UNSUPPORTED = small("unsupported", supports=lambda key, target: "it was planted")
 CRASHES = mutated("crashes", calling("abort"))
 HANGS = mutated("hangs", calling("pause"))
+# Its block of keys is so long that the scores of one block alone take 4 GiB.
+TAKES_ALL_MEMORY = replace(
+    small("takes_all_memory"),
+    structure=lambda key, target: {"block_q": (32,), "block_kv": (1 << 25,)},
+)
+HIDES_ITS_MEMORY = replace(
+    TAKES_ALL_MEMORY,
+    name="hides_its_memory",
+    workspace=lambda problem, target, parameters: 0,
+)
 DOES_NOT_BUILD = mutated(
     "does_not_build",
     lambda func: in_store(

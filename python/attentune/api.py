@@ -92,8 +92,8 @@ def plan(
     (('flash_unit',), ('fallback',))
     """
     subject = as_problem(problem_or_key) if isinstance(problem_or_key, str) else problem_or_key
-    names = () if variants is None else tuple(variant.name for variant in variants)
-    return make_plan(subject, Target.parse(target), find_policy(policy), names, memory_bytes)
+    chosen = find_policy(policy)
+    return make_plan(subject, Target.parse(target), chosen, _names(variants), memory_bytes)
 
 
 def tune(
@@ -188,8 +188,7 @@ def tune(
                 found = store.get(key, str(resolved), stale=_staleness(known))
             if found is None:
                 representative = key.representative()
-                names = tuple(known)
-                made = make_plan(representative, resolved, chosen, names)
+                made = make_plan(representative, resolved, chosen, _names(variants))
                 options = Options(
                     trials, seconds, seed, memory_bytes=memory_bytes, level=level, tracker=runner,
                     cost_model=None if store is None else cost_model_path(store.path),
@@ -345,6 +344,11 @@ def _variants(extra: Sequence[Variant] | None) -> dict[str, Variant]:
     return known
 
 
+def _names(variants: Sequence[Variant] | None) -> tuple[str, ...]:
+    """Return the names that a caller adds to those that the policy knows."""
+    return tuple(variant.name for variant in variants or ())
+
+
 def _staleness(known: Mapping[str, Variant]) -> Callable[[Record], str | None]:
     from attentune.versions import current_versions
 
@@ -384,7 +388,9 @@ def _dispatcher(target: Any, database: Any, on_miss: str, policy: Any, variants:
         def tune_one(problem: AttentionProblem) -> Record:
             return tune(problem, resolved, store, policy=chosen, variants=variants)[0]
 
-        dispatcher = Dispatcher(resolved, _variants(variants), chosen, store, on_miss, tune_one)
+        dispatcher = Dispatcher(
+            resolved, _variants(variants), chosen, store, on_miss, tune_one, extra=_names(variants)
+        )
         # What the identity names by address is kept, so that the address stays theirs.
         _DISPATCHERS[identity] = (dispatcher, target, database, policy, variants)
     return dispatcher

@@ -368,6 +368,8 @@ class Dispatcher:
         Tunes a problem and returns its record; needed for "tune".
     memory_bytes : int, optional
         What a kernel may take as workspace; a share of this machine's memory by default.
+    extra : tuple of str
+        Variants beside those that the policy names.
     """
 
     def __init__(
@@ -379,6 +381,7 @@ class Dispatcher:
         on_miss: str = "heuristic",
         tune: Callable[[AttentionProblem], Record] | None = None,
         memory_bytes: int | None = None,
+        extra: tuple[str, ...] = (),
     ) -> None:
         if on_miss not in ON_MISS:
             raise InvalidParameters(
@@ -390,6 +393,7 @@ class Dispatcher:
         self.database = database
         self.on_miss = on_miss
         self.memory_bytes = memory_bytes
+        self.extra = extra
         self.steps: Counter[str] = Counter()
         self._tune = tune
         self._calls: dict[Any, _Call] = {}
@@ -498,7 +502,7 @@ class Dispatcher:
                 if loser.variant != record.variant
             ]
             return [*chain[:2], (LAST_RESORT, None)]
-        plan = make_plan(problem, self.target, self.policy, tuple(self.variants), self.memory_bytes)
+        plan = make_plan(problem, self.target, self.policy, self.extra, self.memory_bytes)
         supported = [
             name
             for batch in plan.batches

@@ -156,6 +156,11 @@ class _Tuning:
                 parameters = next(variant.points(self.key, self.target, structure), None)
                 if parameters is None:
                     continue
+                needed = variant.workspace(self.problem, self.target, parameters)
+                if self.options.memory_bytes is not None and needed > self.options.memory_bytes:
+                    reason = f"it needs {needed} bytes, and {self.options.memory_bytes} are allowed"
+                    self.lose(variant.name, "memory", reason, structure)
+                    continue
                 variant.scheduled(self.key, self.target, parameters)
                 workload.module()
             except Exception as error:  # a template may be anybody's, and raise anything
