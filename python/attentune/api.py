@@ -241,6 +241,36 @@ def build(
     return dispatcher.kernel(as_problem(problem_or_key))
 
 
+def candidates(record: Record, *, variants: Sequence[Variant] | None = None) -> list[Kernel]:
+    """Compile the winner of a record and the candidates that it was ranked against.
+
+    Parameters
+    ----------
+    record : Record
+        What tuning returned.
+    variants : sequence of Variant, optional
+        Variants of your own that took part.
+
+    Returns
+    -------
+    list of Kernel
+        The winner first, then those that were only slower, fastest first.
+    """
+    check_versions()
+    from attentune.dispatch import Kernel
+
+    known, target = _variants(variants), Target.parse(record.target)
+    ranked = sorted(
+        (loser for loser in record.losers if loser.outcome == "slower" and loser.seconds),
+        key=lambda loser: loser.seconds or 0.0,
+    )
+    chosen = [(record.variant, record.parameters)]
+    chosen += [(loser.variant, loser.parameters) for loser in ranked]
+    return [
+        Kernel(record.key, target, known[variant], parameters) for variant, parameters in chosen
+    ]
+
+
 def attention(
     query: Any,
     key: Any,
@@ -323,6 +353,11 @@ def attention(
     sides = tuple(window) if isinstance(window, list) else window
     options = (is_causal, causal_alignment, sides, scale, softcap, precision)
     return dispatcher(query, key, value, mask, bias, options)
+
+
+def supported(key: AttentionKey, target: Target) -> list[Variant]:
+    """Return the variants that ship and can serve a key on a target."""
+    return [v for v in _variants(None).values() if v.supports(key, target) is None]
 
 
 def cost_model_path(database: Path) -> Path:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -189,6 +189,23 @@ def _parser() -> argparse.ArgumentParser:
                        help="of the inputs (default: 0)")  # fmt: skip
     bench.add_argument("--dispatch", action="store_true",
                        help="time what a call of attention() costs beyond its kernel")  # fmt: skip
+    bench.add_argument(
+        "--regret",
+        action="store_true",
+        help="how records do at other members of their buckets, instead",
+    )
+    bench.add_argument(
+        "--search",
+        action="store_true",
+        help="what the search finds and costs, against random draws, instead",
+    )
+    bench.add_argument(
+        "--trials",
+        type=int,
+        default=64,
+        metavar="N",
+        help="candidates to measure with --regret and --search (default: 64)",
+    )
     _add_json(bench, "one JSON object a problem and number of threads")
 
     demo = add(
@@ -581,6 +598,8 @@ def _check(
 def _bench(arguments: argparse.Namespace) -> int:
     from attentune import bench
 
+    if arguments.regret or arguments.search:
+        return _study(arguments)
     problems = _problems(arguments)
     if not problems:
         names = (DISPATCH_PROBLEM,) if arguments.dispatch else ()
@@ -616,6 +635,35 @@ def _bench(arguments: argparse.Namespace) -> int:
             ours = result.get("results", [])[: max(len(arguments.variant), 1)]
             right &= all(one["wrong"] is None for one in ours)
     return 0 if right else 1
+
+
+def _study(arguments: argparse.Namespace) -> int:
+    from attentune import study
+
+    console = report.make_console()
+    target = _local_target(arguments.target)
+    given = _problems(arguments)
+    results: Iterable[dict[str, Any]]
+    if arguments.regret:
+        problems = given or [AttentionProblem.parse(text) for text in study.REGRET_PROBLEMS]
+        path = _existing_database(arguments)
+        with contextlib.ExitStack() as stack:
+            database = None if path is None else stack.enter_context(Database(path))
+            results = list(study.regret(problems, target, database, arguments.trials))
+        table = report.regrets
+    else:
+        problems = given or [AttentionProblem.parse(text) for text in study.STRATEGY_PROBLEMS]
+        results = [
+            *study.strategies(problems, target, arguments.trials),
+            *(study.overhead(problem, target, arguments.trials) for problem in problems),
+        ]
+        table = report.strategies
+    if arguments.json:
+        for result in results:
+            _dump(result)
+    else:
+        console.print(table(results))
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

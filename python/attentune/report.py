@@ -422,3 +422,42 @@ def dispatch_line(result: Mapping[str, Any]) -> Text:
         f"{duration(result['overhead_seconds'])} more than the kernel's "
         f"{duration(result['kernel_seconds'])}"
     )
+
+
+def regrets(results: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return how records do at other members of their buckets, and the worst of it."""
+    table = Table(title="regret of one record for a bucket", title_justify="left")
+    table.add_column("member", overflow="fold")
+    for name in ("record's kernel", "best candidate", "regret"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in results:
+        table.add_row(
+            one["problem"],
+            duration(one["seconds"]),
+            duration(one["best"]),
+            f"{one['regret']:.3f}",
+        )
+    worst = max((one["regret"] for one in results), default=1.0)
+    return Group(table, Text(f"  at most {worst:.3f} over {len(results)} members"))
+
+
+def strategies(results: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return what each search strategy found, and what tuning cost beside building and timing."""
+    table = Table(title="best after so many trials, median over seeds", title_justify="left")
+    table.add_column("problem", overflow="fold")
+    for name in ("strategy", "found", "of candidates", "seconds"):
+        table.add_column(name, justify="right")
+    lines = []
+    for one in results:
+        if "strategy" in one:
+            found = " / ".join(duration(seconds) for seconds in one["found"])
+            row = (one["problem"], one["strategy"], found, str(one["candidates"]))
+            table.add_row(*row, f"{one['wall']:.1f}")
+        else:
+            lines.append(
+                Text(
+                    f"  {one['problem']}: {100 * one['overhead']:.0f} % of {one['wall']:.0f} s for "
+                    f"{one['trials']} trials was neither building nor measuring"
+                )
+            )
+    return Group(table, *lines)

@@ -45,6 +45,14 @@ MAX_ROUND = 16
 TRIAL_SECONDS = 0.6
 # XGBoost guesses at random until it has seen this many candidates.
 WARM_UP = 16
+# How candidates are proposed. The populations are small since the spaces are: a few hundred
+# points, of which replaying each takes tens of milliseconds.
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "evolutionary": lambda: ms.search_strategy.EvolutionarySearch(
+        population_size=16, init_min_unmeasured=8, genetic_num_iters=2
+    ),
+    "random": lambda: ms.search_strategy.ReplayTrace(max_fail_count=100),
+}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 
 
@@ -83,6 +91,7 @@ def search(
     deadline: float = math.inf,
     cost_model: Path | None = None,
     tracker: Tracker | None = None,
+    strategy: str = "evolutionary",
     on_measured: Callable[[Measured], None] = lambda measured: None,
 ) -> list[Measured]:
     """Measure up to ``trials`` candidates of the workloads of one batch.
@@ -107,6 +116,8 @@ def search(
         File that the cost model is read from, where it exists, and kept in.
     tracker : Tracker, optional
         Whose machines measure; by default a child process of this one does.
+    strategy : str
+        One of `STRATEGIES`.
     on_measured : Callable
         Told of each candidate as it is measured.
 
@@ -140,9 +151,7 @@ def search(
                 workload.module(),
                 target=target.to_tvm(),
                 space_generator=workload.space(seed + index),
-                search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=16, init_min_unmeasured=8, genetic_num_iters=2
-                ),
+                search_strategy=STRATEGIES[strategy](),
                 task_name=workload.name,
                 rand_state=seed + index + 1,
                 num_threads=1,
