@@ -23,7 +23,8 @@ def __getattr__(name: str) -> Any:
     if name != "VARIANTS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from attentune.schedules.fallback import FALLBACK
+    from attentune.schedules.flash_split_kv import FLASH_SPLIT_KV
     from attentune.schedules.flash_unit import FLASH_UNIT
 
-    globals()[name] = (FALLBACK, FLASH_UNIT)
+    globals()[name] = (FALLBACK, FLASH_UNIT, FLASH_SPLIT_KV)
     return globals()[name]

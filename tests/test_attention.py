@@ -266,10 +266,13 @@ def test_a_stale_record_is_not_served(changes, tmp_path):
             attentune.build(PROBLEM, database=database, on_miss="error")
 
 
-def test_a_miss_takes_the_plans_first_supported_variant():
-    planned = [name for batch in attentune.plan(PROBLEM).batches for name in batch]
-    first = next(name for name in planned if name in BY_NAME)
-    assert attentune.build(PROBLEM).variant == first
+@pytest.mark.parametrize(
+    ("problem", "variant"),
+    [(PROBLEM, "flash_unit"), ("1,8,2,1,512,64,64:float32", "flash_split_kv")],
+)
+def test_a_miss_takes_what_needs_the_least_memory_of_the_first_batch(problem, variant):
+    assert variant in attentune.plan(problem).batches[0]
+    assert attentune.build(problem).variant == variant
 
 
 def test_a_winner_that_cannot_launch_gives_way_and_is_counted(tmp_path, caplog):

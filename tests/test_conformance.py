@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from attentune import AttentionKey, AttentionProblem
 from attentune.schedules import VARIANTS
+from attentune.target import Target
 
 LENGTHS = (0, 1, 7, 20, 43, 100, 197, 300, 1500)
 DIMS = (5, 40, 64, 72, 80, 96, 128, 160, 256)
@@ -68,7 +69,7 @@ def check_lengths(
 ):
     """Compile for the longest pair and check that kernel at every pair.
 
-    ``changes`` are to the default parameters.
+    ``changes`` are to the default parameters, of variants that have them.
     """
     chosen = [
         problem(2, 2, 2, seq_q, seq_kv, head_dim, value_dim, dtype, options)
@@ -81,7 +82,8 @@ def check_lengths(
         same &= AttentionKey.from_problem(one).bias == AttentionKey.from_problem(largest).bias
         compiled_for = largest if same else one
         defaults = ALL[variant].defaults(AttentionKey.from_problem(compiled_for), target)
-        candidate = kernel(ALL[variant], compiled_for, target, {**defaults, **changes})
+        changed = {name: changes.get(name, value) for name, value in defaults.items()}
+        candidate = kernel(ALL[variant], compiled_for, target, changed)
         check(candidate, one, seed + index)
 
 
@@ -105,6 +107,20 @@ def test_dtypes(variant, options, dtype, seed):
 @pytest.mark.parametrize("variant", CPU)
 def test_dims(variant, head_dim, seed):
     check_lengths(variant, PAIRS, head_dim, VALUE_DIMS.get(head_dim, head_dim), "float32", {}, seed)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("group", [1, 3, 8, 32])
+def test_split_keys(group, splits, seed):
+    """More rows than a tile, more parts than blocks of keys, parts that see nothing."""
+    variant = ALL["flash_split_kv"]
+    target = Target.parse({**NATIVE.attributes, "num-cores": 2})
+    for index, (seq_q, seq_kv) in enumerate([(1, 5), (1, 400), (3, 130), (15, 64), (2, 1500)]):
+        one = problem(1, 1, group, seq_q, seq_kv, 64, 64, "float32", OPTIONS["causal window"])
+        key = AttentionKey.from_problem(one)
+        structure = {**variant.structures(key, target)[0], "splits": splits}
+        parameters = next(iter(variant.points(key, target, structure)))
+        check(kernel(variant, one, target, parameters), one, seed + index)
 
 
 @pytest.mark.parametrize("variant", CPU)

@@ -506,10 +506,24 @@ class Dispatcher:
         supported = [
             name
             for batch in plan.batches
-            for name in batch
-            if name in self.variants and self.variants[name].supports(key, self.target) is None
+            for name in sorted(
+                (one for one in batch if self._supports(one, key)),
+                key=lambda one: self._default_workspace(one, key, problem),
+            )
         ]
         return [*((name, None) for name in supported), (LAST_RESORT, None)]
+
+    def _supports(self, name: str, key: AttentionKey) -> bool:
+        variant = self.variants.get(name)
+        return variant is not None and variant.supports(key, self.target) is None
+
+    def _default_workspace(self, name: str, key: AttentionKey, problem: AttentionProblem) -> int:
+        """Return what decides between variants that tie where nothing was measured: memory.
+
+        As in a ranking within noise; names of equal memory stay in the plan's order.
+        """
+        variant = self.variants[name]
+        return variant.workspace(problem, self.target, variant.defaults(key, self.target))
 
     def _record(self, key: AttentionKey) -> Record | None:
         if self.database is None:

@@ -97,6 +97,17 @@ def row(kind: str, query: Expr, seq_q: Expr) -> Expr:
     return 0 if kind == "broadcast" else tirx.min(query, seq_q - 1)
 
 
+def row_head(kv_head: Expr, row: Expr, seq_q: Expr, spec: KernelSpec) -> Expr:
+    """Return the query head of a row of a group; rows beyond the last repeat it."""
+    last = seq_q * spec.group - 1
+    return kv_head * spec.group + tirx.floordiv(tirx.min(row, last), seq_q)
+
+
+def row_query(row: Expr, seq_q: Expr, spec: KernelSpec) -> Expr:
+    """Return the query of a row of a group; rows beyond the last repeat it."""
+    return tirx.floormod(tirx.min(row, seq_q * spec.group - 1), seq_q)
+
+
 def _narrow(offset: Expr) -> Expr:
     """Return an int64 offset as int32, held within what an index in a block can be compared to."""
     return tirx.max(tirx.min(offset, 1 << 24), -(1 << 24)).astype("int32")
