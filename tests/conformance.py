@@ -28,22 +28,6 @@ def kernel(variant, problem, target=NATIVE, parameters=None):
     return _KERNELS[identity]
 
 
-def expected(problem, inputs):
-    """Return the reference's output."""
-    return reference.attention(
-        inputs["query"],
-        inputs["key"],
-        inputs["value"],
-        mask=inputs.get("mask"),
-        bias=inputs.get("bias"),
-        is_causal=problem.is_causal,
-        causal_alignment=problem.causal_alignment,
-        window=problem.window,
-        scale=problem.scale,
-        softcap=problem.softcap,
-    )
-
-
 def output(candidate, problem, inputs):
     """Run a kernel on inputs; its output is poisoned before."""
     shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
@@ -58,6 +42,9 @@ def check(candidate, problem, seed, amplitude=1.0):
     inputs = random_inputs(problem, seed, amplitude)
     magnitude = float(np.abs(inputs["value"].astype(np.float32)).max(initial=0.0))
     difference = mismatch(
-        output(candidate, problem, inputs), expected(problem, inputs), problem.dtype, magnitude
+        output(candidate, problem, inputs),
+        reference.expected(problem, inputs),
+        problem.dtype,
+        magnitude,
     )
     assert difference is None, f"{candidate} at {problem}, seed {seed}: {difference}"

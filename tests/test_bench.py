@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from attentune import bench
+from attentune import bench, reference
 from attentune.bench import Contestant, Job, Timing, Unavailable, interleave
 from attentune.errors import AttentuneError, InvalidParameters, Unsupported
 from attentune.problem import AttentionProblem
@@ -124,7 +124,7 @@ def test_job_says_what_is_wrong_with_it(options, words):
 def test_comparison_has_rates_and_ratios(monkeypatch):
     problem = AttentionProblem.parse("1,1,1,2,2,2,2:float32")
     inputs = random_inputs(problem)
-    expected = bench.expected_output(problem, inputs)
+    expected = reference.expected(problem, inputs)
     timings = {"a": Timing(((1e-9,), (2e-9,), (3e-9,))), "b": Timing(((4e-9,), (8e-9,), (9e-9,)))}
     monkeypatch.setattr(bench, "interleave", lambda contestants, **options: timings)
     contestants = [
@@ -168,7 +168,7 @@ def test_baseline_computes_the_same(name, text):
     one = bench.BASELINES[name](problem, inputs, NATIVE, 1)
     with one.around():
         output = one.output(one.call())
-    assert bench.difference(problem, inputs, output, bench.expected_output(problem, inputs)) is None
+    assert bench.difference(problem, inputs, output, reference.expected(problem, inputs)) is None
 
 
 @pytest.mark.parametrize(

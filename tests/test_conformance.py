@@ -8,11 +8,11 @@ import random
 
 import numpy as np
 import pytest
-from conformance import AVX2, NATIVE, check, expected, kernel, output
+from conformance import AVX2, NATIVE, check, kernel, output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attentune import AttentionKey, AttentionProblem
+from attentune import AttentionKey, AttentionProblem, reference
 from attentune.schedules import VARIANTS
 from attentune.target import Target
 
@@ -269,7 +269,7 @@ def test_memory_beyond_the_arrays_does_not_matter(variant, seed):
 
     one = problem(1, 2, 1, 43, 70, 40, 40, "float32", {"mask": "b1qk", "bias": "1hqk"})
     inputs = random_inputs(one, seed)
-    wanted = expected(one, inputs)
+    wanted = reference.expected(one, inputs)
     # Each array is the corner of a larger one that is otherwise NaN (or visible, for the mask).
     for name, array in inputs.items():
         shape = tuple(extent + 9 for extent in array.shape[:3])

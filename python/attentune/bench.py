@@ -284,7 +284,7 @@ def compare(
         long as the first), wrong (None, or what differs from the reference) and samples (a list
         for each round).
     """
-    expected = expected_output(problem, inputs)
+    expected = reference.expected(problem, inputs)
     wrong = {}
     for one in contestants:
         with one.around():
@@ -319,23 +319,6 @@ def compare(
         "unavailable": dict(left_out or {}),
         "results": results,
     }
-
-
-def expected_output(problem: AttentionProblem, inputs: Arrays) -> np.ndarray[Any, Any]:
-    """Return the float64 reference's output."""
-    output: np.ndarray[Any, Any] = reference.attention(
-        inputs["query"],
-        inputs["key"],
-        inputs["value"],
-        mask=inputs.get("mask"),
-        bias=inputs.get("bias"),
-        is_causal=problem.is_causal,
-        causal_alignment=problem.causal_alignment,
-        window=problem.window,
-        scale=problem.scale,
-        softcap=problem.softcap,
-    )
-    return output
 
 
 def difference(

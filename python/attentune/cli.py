@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from attentune import api, models, report
+from attentune import api, models, reference, report
 from attentune.database import Database, default_path
 from attentune.errors import AttentuneError, InvalidParameters, InvalidTarget, RecordNotFound
 from attentune.interrupt import interruptible
@@ -581,7 +581,7 @@ def _check(
     kernel, tuned = bench.find_kernel(problem, target, database)
     one = bench.contestant(kernel, problem, inputs, tuned)
     out = one.call()
-    expected = bench.expected_output(problem, inputs)
+    expected = reference.expected(problem, inputs)
     timing = bench.interleave([one], rounds=1, block_seconds=RUN_SECONDS, gap_seconds=0.0)
     error = np.abs(np.asarray(out, np.float64) - expected)
     return {

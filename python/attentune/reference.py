@@ -5,6 +5,7 @@ Every kernel is compared with it and with nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,31 @@ def attention(
             np.arange(block.start, block.stop),
         )
     return (out, lse) if return_lse else out
+
+
+def expected(problem: AttentionProblem, inputs: Mapping[str, Array]) -> Array:
+    """Return the output of a problem in float64.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Whose options are taken.
+    inputs : Mapping
+        Arrays by the names query, key, value and, where the problem has them, mask and bias.
+    """
+    output: Array = attention(
+        inputs["query"],
+        inputs["key"],
+        inputs["value"],
+        mask=inputs.get("mask"),
+        bias=inputs.get("bias"),
+        is_causal=problem.is_causal,
+        causal_alignment=problem.causal_alignment,
+        window=problem.window,
+        scale=problem.scale,
+        softcap=problem.softcap,
+    )
+    return output
 
 
 def _rows(

@@ -222,18 +222,7 @@ def _check(name: str, check: Check) -> str | None:
     kernel.module["main"](*args)
     if kernel.device is not None:
         out = args[len(args) - 1 - len(arguments.scalars(kernel.spec, problem))].numpy()
-    expected = reference.attention(
-        inputs["query"],
-        inputs["key"],
-        inputs["value"],
-        mask=inputs.get("mask"),
-        bias=inputs.get("bias"),
-        is_causal=problem.is_causal,
-        causal_alignment=problem.causal_alignment,
-        window=problem.window,
-        scale=problem.scale,
-        softcap=problem.softcap,
-    )
+    expected = reference.expected(problem, inputs)
     magnitude = float(abs(inputs["value"].astype("float32")).max(initial=0.0))
     return mismatch(out, expected, problem.dtype, magnitude)
 
