@@ -16,9 +16,9 @@ from typing import Any
 from attentune import api
 from attentune.bench import contestant, interleave
 from attentune.database import Database
-from attentune.key import AttentionKey, anchor
+from attentune.key import AttentionKey
 from attentune.problem import AttentionProblem
-from attentune.search.gate import resized
+from attentune.search.bucket import members, resized
 from attentune.search.inputs import random_inputs
 from attentune.target import Target
 
@@ -37,27 +37,10 @@ PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CHECKPOINTS = (16, 32, 64)
 
 
-def members(problem: AttentionProblem) -> list[AttentionProblem]:
-    """Return problems that share a problem's key at level balanced, spread over its bucket."""
+def _corner(problem: AttentionProblem) -> AttentionProblem:
+    """Return a problem with its lengths at the upper end of their buckets."""
     key = AttentionKey.from_problem(problem)
-    result = []
-    for index, place in enumerate(PLACES):
-        seq_q = _within(key.seq_q, place)
-        # Where the lengths of queries and keys differ, let them vary against each other.
-        other = place if problem.seq_q == problem.seq_kv else PLACES[-1 - index]
-        seq_kv = _within(key.seq_kv, other)
-        result.append(
-            resized(problem, problem.batch, problem.q_heads, problem.kv_heads, seq_q, seq_kv)
-        )
-    return result
-
-
-def _within(anchored: int, place: float) -> int:
-    """Return a length in the bucket that ends at an anchored one."""
-    below = anchored // 2
-    if anchor(below + 1) != anchored:
-        return anchored
-    return below + 1 + round(place * (anchored - below - 1))
+    return resized(problem, problem.batch, problem.q_heads, problem.kv_heads, key.seq_q, key.seq_kv)
 
 
 def regret(
@@ -78,7 +61,7 @@ def regret(
     for problem in problems:
         (record,) = api.tune(problem, target, database, trials=trials)
         kernels = api.candidates(record)
-        for member in members(problem):
+        for member in members(_corner(problem), PLACES):
             inputs = random_inputs(member)
             turns = [
                 contestant(kernel, member, inputs, True, name=str(place))

@@ -7,10 +7,9 @@ about +-100, and every head of more than one group.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from attentune.key import AttentionKey
 from attentune.problem import AttentionProblem
+from attentune.search.bucket import resized
 from attentune.search.worker import Check
 
 # Above this, the float64 reference of one check takes longer than building the candidate.
@@ -53,26 +52,3 @@ def checks(key: AttentionKey, representative: AttentionProblem, seed: int = 0) -
         )
         for index, (batch, seq_q, seq_kv, amplitude) in enumerate(lengths)
     ]
-
-
-def resized(
-    problem: AttentionProblem, batch: int, q_heads: int, kv_heads: int, seq_q: int, seq_kv: int
-) -> AttentionProblem:
-    """Return a problem with other extents; axes that mask or bias broadcast stay broadcast."""
-    full = (batch, q_heads, seq_q, seq_kv)
-
-    def fit(stored: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if stored is None:
-            return None
-        return tuple(1 if old == 1 else new for old, new in zip(stored, full, strict=True))
-
-    return replace(
-        problem,
-        batch=batch,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        seq_q=seq_q,
-        seq_kv=seq_kv,
-        mask=fit(problem.mask),
-        bias=fit(problem.bias),
-    )

@@ -105,7 +105,8 @@ def search(
     trials : int
         Candidates to build and measure, at most.
     seed : int
-        Of the search. The same seed proposes the same first candidates.
+        Of the search. The same seed proposes the same candidates until the cost model is trained;
+        from then on they depend on the times that were measured.
     run_seconds : float
         Time after which a measurement counts as hung.
     memory_bytes : int, optional
@@ -145,7 +146,7 @@ def search(
         measured.append(one)
         on_measured(one)
 
-    with _no_intrinsics(), tempfile.TemporaryDirectory() as work_dir:
+    with _no_intrinsics(), _numpy_seed(seed), tempfile.TemporaryDirectory() as work_dir:
         contexts = [
             ms.TuneContext(
                 workload.module(),
@@ -346,6 +347,17 @@ class _Collect(ms.measure_callback.PyMeasureCallback):
             self.keep(
                 Measured(workload, workload.parameters(trace), seconds, failure, trace.as_json())
             )
+
+
+@contextlib.contextmanager
+def _numpy_seed(seed: int) -> Iterator[None]:
+    """Seed NumPy's global generator, which the cost model guesses from until it is trained."""
+    state = np.random.get_state()
+    np.random.seed(seed % (1 << 32))
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,17 @@ from attentune.plan import Plan
 from attentune.problem import AttentionProblem
 from attentune.record import Loser, Record
 from attentune.search import gate
+from attentune.search.bucket import PROBES, members
 from attentune.search.measure import Measured, search
 from attentune.search.peaks import machine_peaks
-from attentune.search.ranking import Contender, MeasurementFailed, Ranking, rank
+from attentune.search.ranking import (
+    WARM_UPS,
+    Contender,
+    MeasurementFailed,
+    Ranking,
+    counted,
+    rank,
+)
 from attentune.search.remote import Tracker
 from attentune.search.roofline import SHARE, limit, reached, work
 from attentune.search.worker import CandidateFailed, Worker, worker
@@ -94,6 +103,7 @@ class _Tuning:
     begun: float = field(default_factory=time.monotonic)
     losers: list[Loser] = field(default_factory=list)
     measured: int = 0
+    corner_seconds: dict[str, list[float]] = field(default_factory=dict)
 
     @cached_property
     def limit(self) -> float | None:
@@ -243,7 +253,7 @@ class _Tuning:
 
             def measure(one: _Finalist) -> float:
                 try:
-                    return child.time(one.name, self.problem)
+                    return self.bucket_seconds(child, one)
                 except CandidateFailed as error:
                     raise MeasurementFailed(error.failure.outcome, error.failure.reason) from None
 
@@ -259,6 +269,31 @@ class _Tuning:
                 measure,
                 enough=self.enough,
             )
+
+    def bucket_seconds(self, child: Worker, one: _Finalist) -> float:
+        """Return what a finalist is ranked by: its time over the bucket, at the corner's work.
+
+        A record serves all of its bucket, and a block that divides the corner may be mostly empty
+        elsewhere. Times at other members are scaled by the work they are for; the geometric mean
+        is a time at the corner of a kernel that does as well there as everywhere.
+        """
+        corner = child.time(one.name, self.problem)
+        self.corner_seconds.setdefault(one.name, []).append(corner)
+        scaled = [corner] + [
+            child.time(one.name, member) * work(self.problem).flops / max(work(member).flops, 1)
+            for member in members(self.problem, PROBES)
+            if member != self.problem
+        ]
+        return statistics.geometric_mean(scaled)
+
+    def samples_at_corner(self, one: _Finalist) -> list[float]:
+        """Return a finalist's times at the representative, without the warm-up."""
+        return self.corner_seconds.get(one.name, [])[WARM_UPS:]
+
+    def median_at_corner(self, one: _Finalist) -> float | None:
+        """Return the median of those that count, None where there is none."""
+        samples = self.samples_at_corner(one)
+        return statistics.median(counted(samples)) if samples else None
 
     def enough(self, samples: Sequence[float]) -> bool:
         """Return whether to stop sampling: out of time, or as close to the roofline as asked."""
@@ -324,7 +359,7 @@ def tune_key(
             one = standing.contender.candidate
             state.lose(
                 one.workload.variant.name, str(standing.outcome), standing.reason,
-                one.parameters, standing.seconds,
+                one.parameters, state.median_at_corner(one),
             )  # fmt: skip
         if ranking.winner is not None:
             return _record(state, ranking, batch)
@@ -341,7 +376,7 @@ def _record(state: _Tuning, ranking: Ranking[_Finalist], batch: Sequence[str]) -
         target=str(state.target),
         variant=one.workload.variant.name,
         parameters=dict(one.parameters),
-        seconds_all=winner.samples,
+        seconds_all=tuple(state.samples_at_corner(one)),
         score=winner.score,
         losers=tuple(state.losers),
         versions=current_versions(),
