@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import planted
 import psutil
 import pytest
@@ -202,6 +203,22 @@ def test_a_record_is_found_again_and_nothing_is_measured(tmp_path):
     )
     assert again == first
     assert [event["event"] for event in events] == ["key", "record"]
+
+
+@pytest.mark.slow
+def test_a_record_is_used_by_the_next_call_of_this_process(tmp_path):
+    path = tmp_path / "records.sqlite"
+    q = np.zeros((1, 2, 64, 32), np.float32)
+    attentune.attention(q, q, q, database=path)
+    attentune.tune("1,2,2,64,64,32,32:float32", trials=2, database=path)
+    # With on_miss="error" alone the call would have its own dispatcher, and prove nothing.
+    dispatcher = attentune.api._dispatcher("native", path, "heuristic", "default", None)
+    attentune.attention(q, q, q, database=path)
+    (call,) = dispatcher._calls.values()
+    with attentune.Database(path) as database:
+        (record,) = database.records()
+    assert call.kernel.variant == record.variant
+    assert call.kernel.parameters == record.parameters
 
 
 @pytest.mark.slow

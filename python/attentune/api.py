@@ -196,6 +196,7 @@ def tune(
                 found = tune_key(key, representative, made, known, options, emit)
                 if store is not None:
                     store.put(found)
+                    _forget()
                 emit({"event": "record", "record": found.to_json(), "found": False})
             else:
                 emit({"event": "record", "record": found.to_json(), "found": True})
@@ -382,6 +383,12 @@ def _variants(extra: Sequence[Variant] | None) -> dict[str, Variant]:
 def _names(variants: Sequence[Variant] | None) -> tuple[str, ...]:
     """Return the names that a caller adds to those that the policy knows."""
     return tuple(variant.name for variant in variants or ())
+
+
+def _forget() -> None:
+    """Let calls of this process find a record that was just stored."""
+    for dispatcher, *_ in list(_DISPATCHERS.values()):
+        dispatcher.forget()
 
 
 def _staleness(known: Mapping[str, Variant]) -> Callable[[Record], str | None]:

@@ -438,6 +438,10 @@ class Dispatcher:
         """Return the kernel of a key, for calls that bring their own scale, cap and window."""
         return self._choose(key, key.representative())
 
+    def forget(self) -> None:
+        """Look records up anew at the next calls. Kernels that were compiled are kept."""
+        self._calls.clear()
+
     def _resolve(
         self, query: Any, key: Any, value: Any, mask: Any, bias: Any, options: tuple[Any, ...]
     ) -> _Call:
