@@ -1,7 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # Keeps pytest from starting one TVM per core of a large machine.
-PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-fast lint bench clean
 .DELETE_ON_ERROR:
