@@ -148,6 +148,17 @@ def test_the_limit_is_one_and_a_half(best, dropped):
     assert standing(result, "c").dropped is dropped
 
 
+def test_one_quiet_moment_in_a_burst_of_noise_drops_nobody():
+    # All take twice as long for three rounds, but for the slowest one's second sample.
+    clock = Clock(
+        lucky=[9.0, 2.0, 1.0, 2.0, 1.0], second=[9.0, 1.8, 1.8, 1.8, 0.9],
+        third=[9.0, 1.7, 1.7, 1.7, 0.8],
+    )  # fmt: skip
+    result = run(clock)
+    assert order(result) == ["third", "second", "lucky"]
+    assert not any(s.dropped for s in result.standings)
+
+
 def test_nobody_is_dropped_before_three_samples():
     clock = Clock(a=[1.0], b=[1.0], c=[9.0, 5.0, 5.0, 1.0])
     result = run(clock)

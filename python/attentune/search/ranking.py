@@ -17,7 +17,9 @@ T = TypeVar("T")
 WARM_UPS = 1
 MIN_SAMPLES = 3
 MAX_SAMPLES = 10
-# A candidate this far behind at its best will not come back by measuring it more often.
+# A candidate this far behind, at its best and in every single round, will not come back by
+# measuring it more often. Its best alone proves little: in a burst of noise, whoever has the one
+# quiet moment is far ahead of everybody.
 DROP_RATIO = 1.5
 # With a single one left there would be nothing to interleave it with.
 SURVIVORS = 2
@@ -233,6 +235,13 @@ class _Entry(Generic[T]):
     def best(self) -> float:
         return min(counted(self.samples), default=math.inf)
 
+    def behind(self, leader: _Entry[T]) -> bool:
+        """Return whether it is over `DROP_RATIO` behind, at its best and round by round."""
+        rounds = zip(counted(self.samples), counted(leader.samples), strict=False)
+        return self.best > DROP_RATIO * leader.best and all(
+            ours > DROP_RATIO * theirs for ours, theirs in rounds
+        )
+
     def run(self, measure: Callable[[T], float]) -> float | None:
         """Measure once; None, now and ever after, when that fails."""
         if self.failure is not None:
@@ -253,7 +262,7 @@ def _divide(entries: Sequence[_Entry[T]]) -> tuple[list[_Entry[T]], list[_Entry[
     if any(len(entry.samples) < MIN_SAMPLES for entry in valid):
         return valid, []
     fastest = sorted(valid, key=lambda entry: entry.best)
-    outrun = [e for e in fastest[SURVIVORS:] if e.best > DROP_RATIO * fastest[0].best]
+    outrun = [entry for entry in fastest[SURVIVORS:] if entry.behind(fastest[0])]
     return [entry for entry in valid if entry not in outrun], outrun
 
 
