@@ -21,6 +21,7 @@ from attentune.errors import (
     CorruptRecord,
     DatabaseError,
     ForeignDatabase,
+    FullDatabase,
     NewerSchema,
     ReadOnlyDatabase,
 )
@@ -237,7 +238,7 @@ def test_a_full_disk_is_said_and_loses_nothing(path):
         connection = database._connection()
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(DatabaseError, match="no room"):
+        with pytest.raises(FullDatabase, match="no room"):
             database.put(a_record(1, machine="x" * 500_000))
     with Database(path) as database:
         assert database.get(a_record().key, TARGET) == a_record()
@@ -320,6 +321,57 @@ def test_a_killed_writer_loses_at_most_its_own_record(path):
         assert len(records - set(range(written)) - set(said)) <= 1
         written = max(records) + 1
     assert written > 50
+
+
+def test_a_file_that_another_is_creating_is_not_foreign(path, monkeypatch):
+    # The other one commits between this one's first look at the file and its transaction.
+    looked = Database._is_ours
+
+    def late(self, connection):
+        first = looked(self, connection)
+        monkeypatch.setattr(Database, "_is_ours", looked)
+        Database(path).put(a_record())
+        return first
+
+    monkeypatch.setattr(Database, "_is_ours", late)
+    assert Database(path).records() == [a_record()]
+
+
+def test_a_key_is_in_the_database_or_not(database):
+    database.put(a_record(1))
+    assert a_record(1).key in database
+    assert a_record(2).key not in database
+    assert str(a_record(1).key) not in database
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    database = Database("records.sqlite")
+    database.put(a_record())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    database.close()
+    assert database.records() == [a_record()]
+
+
+def test_pruning_leaves_a_record_that_was_replaced_in_the_meantime(database, path):
+    database.put(a_record(fingerprint="old"))
+
+    def stale(record):
+        Database(path).put(a_record(fingerprint="new"))
+        return "old" if record.fingerprint == "old" else None
+
+    assert database.prune(stale) == 0
+    assert database.records() == [a_record(fingerprint="new")]
+
+
+def test_a_file_to_import_that_cannot_be_read_is_named(database, tmp_path):
+    with pytest.raises(DatabaseError, match=r"missing\.jsonl cannot be read .*check the path"):
+        database.import_jsonl(tmp_path / "missing.jsonl")
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes("\xe9".encode("latin-1"))
+    with pytest.raises(CorruptRecord, match=r"latin\.jsonl is not UTF-8 text"):
+        database.import_jsonl(latin)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

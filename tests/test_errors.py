@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from records import a_record
 
 from attentune import api, database, errors, models, versions
 from attentune.database import Database
@@ -67,6 +68,14 @@ def use_locked(monkeypatch, path):
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("BEGIN EXCLUSIVE")
         Database(path).records()
+
+
+def fill_up(monkeypatch, path):
+    database = Database(path)
+    connection = database._connection()
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    database.put(a_record(machine="x" * 500_000))
 
 
 def read_cut_short(monkeypatch, path):
@@ -156,6 +165,12 @@ CASES = [
         "DatabaseError",
         use_locked,
         "PATH cannot be used (database is locked); try again.",
+    ),
+    (
+        "FullDatabase",
+        fill_up,
+        "PATH has no room for another record (database or disk is full); free some space and tune "
+        "again, earlier records are safe.",
     ),
     (
         "CorruptDatabase",
@@ -253,6 +268,7 @@ def test_errors_pass_between_processes(name):
         ("CorruptDatabase", errors.DatabaseError),
         ("CorruptRecord", errors.DatabaseError),
         ("ForeignDatabase", errors.DatabaseError),
+        ("FullDatabase", errors.DatabaseError),
         ("NewerSchema", errors.DatabaseError),
         ("ReadOnlyDatabase", errors.DatabaseError),
     ],

@@ -52,6 +52,13 @@ def test_why_a_record_is_stale(fingerprints, versions, says):
         ("parameters", {"block_q": "64"}, "whole numbers"),
         ("seconds", [], "a number or more"),
         ("seconds", ["1"], "a number or more"),
+        ("seconds", [1e-3, float("nan")], "finite and above zero"),
+        ("seconds", [float("inf")], "finite and above zero"),
+        ("seconds", [10**400], "finite and above zero"),
+        ("seconds", [-1e-3], "finite and above zero"),
+        ("seconds", [True], "finite and above zero"),
+        ("score", float("nan"), "score is nan"),
+        ("score", 0.0, "finite and above zero"),
         ("score", "1", "score is '1'"),
         ("losers", [{"variant": "x"}], "loser is"),
         ("batch", "flash_unit", "batch is 'flash_unit'"),
@@ -81,3 +88,10 @@ def test_a_missing_field_is_named():
 def test_an_outcome_is_one_of_the_known():
     with pytest.raises(CorruptRecord, match="'lost'"):
         Loser("flash_unit", {}, "lost", "somehow")
+
+
+def test_boxed_numbers_of_a_trace_stay_numbers():
+    from tvm.tirx import FloatImm, IntImm
+
+    record = a_record(trace=[["inst", IntImm("int64", 7), FloatImm("float64", 0.5)]])
+    assert record.to_json()["trace"] == [["inst", 7, 0.5]]

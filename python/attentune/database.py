@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from attentune.errors import (
     CorruptRecord,
     DatabaseError,
     ForeignDatabase,
+    FullDatabase,
     NewerSchema,
     ReadOnlyDatabase,
 )
@@ -40,6 +42,11 @@ CREATE TABLE IF NOT EXISTS records (
     data TEXT NOT NULL,
     PRIMARY KEY (key, target)
 )
+"""
+_OWNER = """
+SELECT (SELECT application_id FROM pragma_application_id),
+    (SELECT user_version FROM pragma_user_version),
+    (SELECT count(*) FROM sqlite_master)
 """
 _PUT = """
 INSERT INTO records (key, target, variant, score, created, data) VALUES (?, ?, ?, ?, ?, ?)
@@ -75,7 +82,8 @@ class Database:
     """
 
     def __init__(self, path: str | os.PathLike[str], read_only: bool = False) -> None:
-        self.path = Path(path)
+        # Connections are opened later too, whatever folder the process is in by then.
+        self.path = Path(os.path.abspath(path))
         self.read_only = read_only
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = []
@@ -138,11 +146,16 @@ class Database:
             return self._take(source.records())
 
     def prune(self, stale: Stale) -> int:
-        """Remove stale records and return how many there were."""
-        gone = [(str(record.key), record.target) for record, _ in self.stale(stale)]
+        """Remove stale records and return how many there were.
+
+        A record that another process has replaced in the meantime stays.
+        """
+        with self._errors():
+            rows = self._connection().execute("SELECT key, target, data FROM records").fetchall()
+        gone = [row for row in rows if stale(self._load(row[2])) is not None]
+        query = "DELETE FROM records WHERE key = ? AND target = ? AND data = ?"
         with self._errors(), self._connection() as connection:
-            connection.executemany("DELETE FROM records WHERE key = ? AND target = ?", gone)
-        return len(gone)
+            return connection.executemany(query, gone).rowcount if gone else 0
 
     def export_jsonl(self, file: str | os.PathLike[str] | TextIO) -> int:
         """Write all records, one line of JSON each, and return how many.
@@ -171,9 +184,22 @@ class Database:
         ------
         CorruptRecord
             Naming file and line.
+        DatabaseError
+            If the file cannot be read.
         """
         if isinstance(file, (str, os.PathLike)):
-            name, text = str(file), Path(file).read_text(encoding="utf-8")
+            name = str(file)
+            try:
+                text = Path(file).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise CorruptRecord(
+                    f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); name a file "
+                    "that was exported."
+                ) from None
+            except OSError as error:
+                raise DatabaseError(
+                    f"{name} cannot be read ({error.strerror or error}); check the path."
+                ) from error
         else:
             name, text = getattr(file, "name", "the file"), file.read()
         records = []
@@ -203,6 +229,14 @@ class Database:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a key has a record on any target."""
+        with self._errors():
+            found = self._connection().execute(
+                "SELECT 1 FROM records WHERE key = ? LIMIT 1", (str(key),)
+            )
+            return isinstance(key, AttentionKey) and found.fetchone() is not None
 
     def __len__(self) -> int:
         with self._errors():
@@ -275,31 +309,37 @@ class Database:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Make sure of whose file it is before anything is written; a new one becomes ours."""
-        application = _pragma(connection, "application_id")
-        version = _pragma(connection, "user_version")
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if self._is_ours(connection):
+            if not self.read_only:
+                _write_ahead(connection)
+            return
+        if self.read_only:
+            raise ForeignDatabase(f"{self.path} is empty; name a database that was tuned into.")
+        # One transaction: whoever comes second waits, and finds the file as the first made it.
+        connection.execute("BEGIN IMMEDIATE")
+        if not self._is_ours(connection):
+            connection.execute(_TABLE)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.commit()
+        _write_ahead(connection)
+
+    def _is_ours(self, connection: sqlite3.Connection) -> bool:
+        """Return whether the file is a database of this package, False if it is still empty."""
+        # One statement, so that all three are of one moment.
+        application, version, tables = connection.execute(_OWNER).fetchone()
         if application == APPLICATION:
             if version > SCHEMA:
                 raise NewerSchema(
                     f"{self.path} has the schema {version}, and this version reads up to {SCHEMA}; "
                     "upgrade attentune."
                 )
-            if not self.read_only:
-                connection.execute("PRAGMA journal_mode = WAL")
-            return
+            return True
         if application != 0 or version != 0 or tables != 0:
             raise ForeignDatabase(
                 f"{self.path} is a database of another program; name another file."
             )
-        if self.read_only:
-            raise ForeignDatabase(f"{self.path} is empty; name a database that was tuned into.")
-        connection.execute("PRAGMA journal_mode = WAL")
-        # One transaction: whoever comes second waits, and finds the file as the first made it.
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(_TABLE)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        connection.commit()
+        return False
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -319,7 +359,7 @@ class Database:
             return ForeignDatabase(
                 f"{self.path} is not a database; move it away, or name another file."
             )
-        if "malformed" in text or "corrupt" in text or "disk I/O" in text:
+        if "malformed" in text or "corrupt" in text:
             return CorruptDatabase(
                 f"{self.path} is damaged ({text}); restore it from a copy, or move it away."
             )
@@ -329,7 +369,7 @@ class Database:
                 "another place."
             )
         if "full" in text:
-            return DatabaseError(
+            return FullDatabase(
                 f"{self.path} has no room for another record ({text}); free some space and tune "
                 "again, earlier records are safe."
             )
@@ -360,5 +400,15 @@ def _row(record: Record) -> tuple[Any, ...]:
     )
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead mode, for which SQLite does not wait while others use the file."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

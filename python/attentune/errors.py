@@ -66,6 +66,10 @@ class ForeignDatabase(DatabaseError):
     """A file is not a database of this package."""
 
 
+class FullDatabase(DatabaseError):
+    """There is no room for another record."""
+
+
 class NewerSchema(DatabaseError):
     """A database was written by a later version."""
 

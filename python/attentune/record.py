@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,9 +161,14 @@ class Record:
                 raise CorruptRecord(
                     f"A record's field {name} is {data.get(name)!r}; it must be {_NAMES[kind]}."
                 )
-        if not data["seconds"] or not all(_is_number(s) for s in data["seconds"]):
+        if not data["seconds"] or not all(_is_time(s) for s in data["seconds"]):
             raise CorruptRecord(
-                f"A record's field seconds is {data['seconds']!r}; it must hold a number or more."
+                f"A record's field seconds is {data['seconds']!r}; it must hold a number or more, "
+                "each finite and above zero."
+            )
+        if not _is_time(data["score"]):
+            raise CorruptRecord(
+                f"A record's field score is {data['score']!r}; it must be finite and above zero."
             )
         return cls(
             key=AttentionKey.parse(data["key"]),
@@ -253,8 +259,8 @@ def _loser(data: Any) -> Loser:
             f"A record's loser is {data!r}; it must be an object with variant, outcome and reason."
         )
     seconds = data.get("seconds")
-    if seconds is not None and not _is_number(seconds):
-        raise CorruptRecord(f"A loser's field seconds is {seconds!r}; it must be a number or null.")
+    if seconds is not None and not _is_time(seconds):
+        raise CorruptRecord(f"A loser's field seconds is {seconds!r}; it must be a time or null.")
     return Loser(
         data["variant"],
         _parameters(data.get("parameters", {})),
@@ -272,8 +278,11 @@ def _parameters(data: Any) -> dict[str, int]:
     return {str(name): value for name, value in data.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_time(value: Any) -> bool:
+    """Return whether a value is a time: a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return value > 0 and value <= sys.float_info.max
 
 
 def _plain(data: Any) -> Any:
@@ -284,4 +293,6 @@ def _plain(data: Any) -> Any:
         return {str(k): _plain(v) for k, v in data.items()}
     if isinstance(data, Sequence) or hasattr(data, "__iter__"):
         return [_plain(one) for one in data]
-    return str(data)
+    # TVM's boxed numbers, such as those of a trace's decisions.
+    value = getattr(data, "value", None)
+    return value if isinstance(value, (int, float)) else str(data)
