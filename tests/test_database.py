@@ -107,6 +107,25 @@ def test_merging_takes_the_better_of_each_key_and_target(database, tmp_path):
     assert database.merge(other) == 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "later"},
+        {"versions": {"tvm": "9", "llvm": "22"}},
+        {"versions": {"tvm": "0.27.0.post1", "llvm": "23"}},
+    ],
+)
+def test_merging_takes_the_later_where_the_code_has_changed(path, tmp_path, changes):
+    early = a_record(score=1.0)
+    late = a_record(score=2.0, created="2026-01-02T00:00:00Z", **changes)
+    for mine, theirs in ((early, late), (late, early)):
+        with Database(tmp_path / "other.sqlite") as other, Database(path) as database:
+            other.put(theirs)
+            database.put(mine)
+            assert database.merge(other) == (theirs is late)
+            assert database.records() == [late]
+
+
 def test_json_lines_go_round_byte_for_byte(database, tmp_path):
     for number in (2, 0, 1):
         database.put(a_record(number))

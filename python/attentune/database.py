@@ -54,7 +54,23 @@ ON CONFLICT (key, target) DO UPDATE SET
     variant = excluded.variant, score = excluded.score, created = excluded.created,
     data = excluded.data
 """
-_PUT_IF_BETTER = _PUT + "WHERE excluded.score < records.score"
+# Scores compare only where the code that was measured is the same; else the later one is better.
+_PUT_IF_BETTER = (
+    _PUT
+    + """
+WHERE CASE
+    WHEN json_extract(excluded.data, '$.versions.tvm') IS NOT
+            json_extract(records.data, '$.versions.tvm')
+        OR json_extract(excluded.data, '$.versions.llvm') IS NOT
+            json_extract(records.data, '$.versions.llvm')
+        OR (excluded.variant = records.variant
+            AND json_extract(excluded.data, '$.fingerprint') IS NOT
+                json_extract(records.data, '$.fingerprint'))
+    THEN excluded.created > records.created
+    ELSE excluded.score < records.score
+END
+"""
+)
 
 Stale = Callable[[Record], "str | None"]
 
@@ -134,6 +150,9 @@ class Database:
 
     def merge(self, other: Database | str | os.PathLike[str]) -> int:
         """Take over another database's records, the better one of each key and target.
+
+        The better one is the faster; where the two were measured with other versions, or with
+        other sources of one variant, it is the later.
 
         Returns
         -------
