@@ -17,6 +17,7 @@ from attentune.errors import (
 )
 from attentune.group import Group, Policy, always
 from attentune.plan import make_plan
+from attentune.search.child import CandidateFailed, Child
 from attentune.search.gate import checks
 from attentune.search.tuning import Options, tune_key
 from attentune.target import Target
@@ -274,3 +275,14 @@ def test_the_gate_stays_small_for_long_sequences():
     for check in checks(key, key.representative()):
         p = check.problem
         assert p.batch * p.q_heads * p.seq_q * p.seq_kv <= 1 << 24
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "ValueError()"])
+def test_no_candidate_runs_in_the_process_in_which_one_failed(error):
+    child = Child()
+    try:
+        with pytest.raises(CandidateFailed):
+            child.call("crash", 60, exec, f"import builtins; builtins.kept = 1; raise {error}")
+        assert child.call("crash", 60, eval, "hasattr(__import__('builtins'), 'kept')") is False
+    finally:
+        child.close()

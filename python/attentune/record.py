@@ -110,6 +110,9 @@ class Record:
     trace: Any = None
     workspace_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trace", _plain(self.trace))
+
     @property
     def seconds(self) -> float:
         """Median of the samples that count: the first does not, once there are three."""
@@ -132,7 +135,7 @@ class Record:
             "created": self.created,
             "machine": self.machine,
             "batch": list(self.batch),
-            "trace": _plain(self.trace),
+            "trace": self.trace,
             "workspace_bytes": self.workspace_bytes,
         }
 

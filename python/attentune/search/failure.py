@@ -18,6 +18,9 @@ class Failure:
     outcome: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.reason}"
+
 
 def classify(message: str, otherwise: str) -> Failure:
     """Return the failure that an error message of a child process speaks of.
@@ -29,6 +32,9 @@ def classify(message: str, otherwise: str) -> Failure:
     otherwise : str
         The class where the message gives no other: the stage that failed.
     """
+    stated, _, reason = message.partition(": ")
+    if stated in {name for name, _ in _SIGNS}:  # a `Failure` that was made into text
+        return Failure(stated, reason)
     lowered = message.lower()
     outcome = next(
         (name for name, signs in _SIGNS if any(sign in lowered for sign in signs)), otherwise

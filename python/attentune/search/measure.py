@@ -30,6 +30,7 @@ from attentune.errors import CorruptDatabase
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
 from attentune.search import remote
+from attentune.search.child import CandidateFailed, Child, limit_memory
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
 from attentune.search.remote import Tracker
@@ -132,14 +133,11 @@ def search(
     builder = _Builder(min(target.num_cores, 4), limit, deadline)
     spec = KernelSpec.from_key(key)
     if tracker is None:
-        runner = ms.runner.LocalRunner(
-            timeout_sec=run_seconds,
-            evaluator_config=EVALUATOR,
-            f_alloc_argument=partial(allocate, spec, problem, target.num_cores),
-            initializer=limit,
-        )
+        runner = _Runner(spec, problem, target.num_cores, run_seconds, memory_bytes)
+        end_runner = runner._inst.child.close
     else:
         runner = remote.runner(tracker, spec, problem, EVALUATOR, run_seconds)
+        end_runner = partial(runner._inst.pool.shutdown, wait=False)
     measured: list[Measured] = []
 
     def keep(one: Measured) -> None:
@@ -161,8 +159,7 @@ def search(
             for index, workload in enumerate(workloads)
         ]
         model = _CostModel(cost_model)
-        pools = (builder._inst.pool, runner._inst.pool)
-        with _interruptible(builder, pools):
+        with _interruptible(builder, end_runner):
             ms.tune.tune_tasks(
                 tasks=contexts,
                 task_weights=[1.0] * len(contexts),
@@ -227,7 +224,9 @@ class _Builder(ms.builder.PyBuilder):
             if result.status == StatusKind.COMPLETE:
                 results.append(ms.builder.BuilderResult(result.value, None))
             elif result.status == StatusKind.TIMEOUT:
-                message = f"timeout: it took longer than {BUILD_SECONDS:g} s to build"
+                message = str(
+                    Failure("timeout", f"it took longer than {BUILD_SECONDS:g} s to build")
+                )
                 results.append(ms.builder.BuilderResult(None, message))
             else:
                 error = result.value
@@ -236,12 +235,44 @@ class _Builder(ms.builder.PyBuilder):
         return results
 
 
+@derived_object
+class _Runner(ms.runner.PyRunner):
+    """Measures candidates one after another, in a child process that none shares with a failed one.
+
+    `LocalRunner` goes on in the process in which a candidate ran out of memory, where the next one
+    then does as well.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        problem: AttentionProblem,
+        cores: int,
+        seconds: float,
+        memory_bytes: int | None,
+    ) -> None:
+        super().__init__()
+        self.task = (spec, problem, cores)
+        self.seconds = seconds
+        self.child = Child(memory_bytes)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self.measure(str(one.artifact_path)) for one in inputs]
+
+    def measure(self, path: str) -> Any:
+        try:
+            times = self.child.call("crash", self.seconds, run_candidate, path, *self.task)
+        except CandidateFailed as error:
+            return ms.runner.LocalRunnerFuture(error_message=str(error.failure))
+        return ms.runner.LocalRunnerFuture(res=times)
+
+
 @contextlib.contextmanager
-def _interruptible(builder: Any, pools: Sequence[PopenPoolExecutor]) -> Iterator[None]:
+def _interruptible(builder: Any, end_runner: Callable[[], None]) -> Iterator[None]:
     """End a search in the middle: MetaSchedule has no other way out than an error.
 
-    The pools' processes end here, however the search does; left to the garbage collector, TVM's
-    pools may wait for themselves.
+    The processes end here, however the search does; left to the garbage collector, TVM's pools
+    may wait for themselves.
     """
     try:
         yield
@@ -249,8 +280,8 @@ def _interruptible(builder: Any, pools: Sequence[PopenPoolExecutor]) -> Iterator
         if not builder._inst.stopped:
             raise
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False)
+        builder._inst.pool.shutdown(wait=False)
+        end_runner()
 
 
 class _CostModel:
@@ -288,31 +319,27 @@ def build_candidate(task: tuple[Any, Any]) -> str:
     return path
 
 
-def allocate(
-    spec: KernelSpec,
-    problem: AttentionProblem,
-    cores: int,
-    _device: Any,
-    _info: Any,
-    repeat: int,
-) -> list[list[Any]]:
-    """Return arguments of a specialized kernel: masks and biases with the strides they have."""
+def run_candidate(
+    path: str, spec: KernelSpec, problem: AttentionProblem, cores: int
+) -> list[float]:
+    """Return seconds of a built candidate, in a child process."""
     use_cores(cores)
+    module = tvm.runtime.load_module(path)
+    timed = module.time_evaluator(
+        "main", tvm.cpu(), number=EVALUATOR.number, repeat=EVALUATOR.repeat,
+        min_repeat_ms=EVALUATOR.min_repeat_ms,
+    )  # fmt: skip
+    return [float(seconds) for seconds in timed(*allocate(spec, problem)).results]
+
+
+def allocate(spec: KernelSpec, problem: AttentionProblem) -> list[Any]:
+    """Return arguments of a specialized kernel: masks and biases with the strides they have."""
     inputs: dict[str, Any] = random_inputs(problem)
     shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
     out = arrays.aligned(np.empty(shape, inputs["query"].dtype))
     if problem.layout == "bhsd":
         inputs |= {name: arrays.aligned(inputs[name]) for name in ("query", "key", "value")}
-    return [arguments.tensors(spec, problem, inputs, out) for _ in range(repeat)]
-
-
-def limit_memory(memory_bytes: int | None) -> None:
-    """Keep this process, a child, from taking more address space than it was given."""
-    if memory_bytes is None or sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    return arguments.tensors(spec, problem, inputs, out)
 
 
 @derived_object

@@ -19,6 +19,7 @@ from attentune.problem import AttentionProblem
 from attentune.record import Loser, Record
 from attentune.search import gate
 from attentune.search.bucket import PROBES, members
+from attentune.search.child import CandidateFailed
 from attentune.search.measure import Measured, search
 from attentune.search.peaks import machine_peaks
 from attentune.search.ranking import (
@@ -31,7 +32,7 @@ from attentune.search.ranking import (
 )
 from attentune.search.remote import Tracker
 from attentune.search.roofline import SHARE, limit, reached, work
-from attentune.search.worker import CandidateFailed, Worker, worker
+from attentune.search.worker import Worker, worker
 from attentune.search.workload import Workload
 from attentune.target import Target
 from attentune.variant import Variant

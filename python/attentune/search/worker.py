@@ -1,8 +1,4 @@
-"""The child process in which finalists are built, checked and timed.
-
-A candidate may crash, hang or take all memory; the process that does goes down alone and is
-started again for the next one.
-"""
+"""The child process in which finalists are built, checked and timed."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.support.popen_pool import PopenWorker
 from tvm.support.tar import tar
 
 from attentune import arguments, reference
@@ -25,9 +20,10 @@ from attentune.compile import compile_module
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
 from attentune.search import remote
-from attentune.search.failure import Failure, classify
+from attentune.search.child import CandidateFailed, Child
+from attentune.search.failure import Failure
 from attentune.search.inputs import random_inputs
-from attentune.search.measure import limit_memory
+from attentune.search.measure import BUILD_SECONDS
 from attentune.search.remote import Tracker
 from attentune.target import Target
 from attentune.threads import use_cores
@@ -37,14 +33,6 @@ from attentune.threads import use_cores
 SAMPLE_SECONDS = 0.002
 # A session on a server lasts for this many calls of the longest kind.
 SESSION_CALLS = 100
-
-
-class CandidateFailed(Exception):
-    """A candidate failed in the child process; ``failure`` says how."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.outcome}: {failure.reason}")
-        self.failure = failure
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ class Worker:
     Parameters
     ----------
     seconds : float
-        Limit of a call.
+        Limit of a call to a kernel.
     memory_bytes : int, optional
         Address space that the child may use.
     tracker : Tracker, optional
@@ -84,9 +72,9 @@ class Worker:
     ) -> None:
         self.seconds = seconds
         self.tracker = tracker
-        self._process = PopenWorker(initializer=limit_memory, initargs=(memory_bytes,))
+        self._child = Child(memory_bytes)
         self._sources: dict[str, tuple[str, str, KernelSpec]] = {}
-        self._loaded: set[str] = set()
+        self._loaded: dict[str, int] = {}  # and in which process, by its number
 
     def load(self, name: str, module: tvm.IRModule, target: Target, spec: KernelSpec) -> None:
         """Build a scheduled symbolic kernel in the child."""
@@ -114,38 +102,25 @@ class Worker:
 
     def close(self) -> None:
         """End the child."""
-        self._process.kill()
+        self._child.close()
 
     def _run(self, name: str, function: Callable[..., Any], argument: Any) -> Any:
         """Run a loaded kernel. On a server it is given two tries: the server may be what failed."""
         if self.tracker is not None:
             try:
-                return self._call("crash", function, name, argument)
+                return self._child.call("crash", self.seconds, function, name, argument)
             except CandidateFailed:
-                self._process.kill()
-                self._loaded.clear()
                 self._ensure(name)
-        return self._call("crash", function, name, argument)
+        return self._child.call("crash", self.seconds, function, name, argument)
 
     def _ensure(self, name: str) -> None:
         """Build a kernel unless the process that runs now has done so."""
-        if name not in self._loaded:
-            self._call("build", _load, name, *self._sources[name], self.tracker, self.seconds)
-            self._loaded.add(name)
-
-    def _call(self, stage: str, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            self._process.send(function, args, timeout=self.seconds)
-            return self._process.recv()
-        except TimeoutError:
-            self._loaded.clear()
-            failure = Failure("timeout", f"it took longer than {self.seconds:g} s")
-        except ChildProcessError:
-            self._loaded.clear()
-            failure = Failure("crash", "it brought its process down")
-        except Exception as error:  # whatever a candidate raised in the child
-            failure = classify(f"{type(error).__name__}: {error}", stage)
-        raise CandidateFailed(failure)
+        if self._loaded.get(name) != self._child.restarts:
+            self._child.call(
+                "build", BUILD_SECONDS, _load,
+                name, *self._sources[name], self.tracker, self.seconds,
+            )  # fmt: skip
+            self._loaded[name] = self._child.restarts
 
 
 @contextlib.contextmanager
