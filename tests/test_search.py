@@ -1,5 +1,7 @@
 """The search under groups: planted faults lose under their own class, and never win."""
 
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -286,3 +288,35 @@ def test_no_candidate_runs_in_the_process_in_which_one_failed(error):
         assert child.call("crash", 60, eval, "hasattr(__import__('builtins'), 'kept')") is False
     finally:
         child.close()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import attentune, psutil
+
+def press():
+    time.sleep(float(sys.argv[1]))
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+def on_event(event):
+    if event["event"] == "batch":
+        threading.Thread(target=press, daemon=True).start()
+
+try:
+    attentune.tune("1,8,8,256,256,64,64:float32", trials=64, on_event=on_event)
+except KeyboardInterrupt:
+    print(time.monotonic(), len(psutil.Process().children(recursive=True)), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 3.0, 6.5])
+def test_an_interrupt_in_the_middle_is_an_interrupt_and_leaves_no_child(seconds):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(seconds)],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    pressed, ended, children = (float(word) for word in done.stdout.split())
+    assert children == 0
+    assert ended - pressed < 10

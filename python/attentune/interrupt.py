@@ -1,8 +1,10 @@
-"""Ending a command at Ctrl-C: at once, with no child process left and no traceback.
+"""Ctrl-C: a command ends at once, with no child process left and no traceback.
 
 A signal that arrives while TVM computes would be taken for a candidate's error, or wait for the
 computation; and the children, who get it too, would each print a traceback. So the signal is
 blocked, which children inherit, and a thread of its own waits for it.
+
+A call of the library ends with `KeyboardInterrupt`, as calls do; see `kept_apart`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 EXIT_CODE = 130  # what shells expect of a program that Ctrl-C ended
@@ -95,6 +97,37 @@ def interruptible(message: str) -> Iterator[Interruption]:
         watch = Interruption(message, scratch)
         with _watched(watch):
             yield watch
+
+
+@contextlib.contextmanager
+def kept_apart() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C was pressed, and let nothing else than `KeyboardInterrupt` come of it.
+
+    What is raised inside a callback of TVM leaves it as an error of some other class, or is taken
+    for a candidate's failure.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: False
+        return
+    pressed = False
+
+    def on_signal(number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield lambda: pressed
+    except Exception as error:
+        if pressed:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tvm.support.popen_pool import PopenWorker
+from tvm.support.popen_pool import PopenWorker, kill_child_processes
 
 from attentune.search.failure import Failure, classify
 
@@ -77,7 +77,20 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
+        end(self._process)
+
+
+def end(worker: PopenWorker) -> None:
+    """Kill the process of a worker, and only then close its pipes.
+
+    A thread may be waiting at one of them; closing it waits for that thread, which waits for a
+    build to end.
+    """
+    process = worker._proc
+    if process is not None:
+        kill_child_processes(process.pid)
+        process.kill()
+    worker.kill()
 
 
 def limit_memory(memory_bytes: int | None) -> None:

@@ -30,7 +30,7 @@ from attentune.errors import CorruptDatabase
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
 from attentune.search import remote
-from attentune.search.child import CandidateFailed, Child, limit_memory
+from attentune.search.child import CandidateFailed, Child, end, limit_memory
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import random_inputs
 from attentune.search.remote import Tracker
@@ -94,6 +94,7 @@ def search(
     tracker: Tracker | None = None,
     strategy: str = "evolutionary",
     on_measured: Callable[[Measured], None] = lambda measured: None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Measured]:
     """Measure up to ``trials`` candidates of the workloads of one batch.
 
@@ -122,6 +123,8 @@ def search(
         One of `STRATEGIES`.
     on_measured : Callable
         Told of each candidate as it is measured.
+    interrupted : Callable
+        Whether Ctrl-C was pressed, which ends the search.
 
     Returns
     -------
@@ -130,7 +133,7 @@ def search(
     """
     problem, key, target = workloads[0].problem, workloads[0].key, workloads[0].target
     limit = partial(limit_memory, memory_bytes)
-    builder = _Builder(min(target.num_cores, 4), limit, deadline)
+    builder = _Builder(min(target.num_cores, 4), limit, deadline, interrupted)
     spec = KernelSpec.from_key(key)
     if tracker is None:
         runner = _Runner(spec, problem, target.num_cores, run_seconds, memory_bytes)
@@ -202,9 +205,16 @@ class _Builder(ms.builder.PyBuilder):
     candidates that a round has here, that takes longer than building them.
     """
 
-    def __init__(self, workers: int, initializer: Callable[[], None], deadline: float) -> None:
+    def __init__(
+        self,
+        workers: int,
+        initializer: Callable[[], None],
+        deadline: float,
+        interrupted: Callable[[], bool],
+    ) -> None:
         super().__init__()
         self.deadline = deadline
+        self.interrupted = interrupted
         self.stopped = False
         self.pool = PopenPoolExecutor(
             max_workers=workers,
@@ -214,6 +224,8 @@ class _Builder(ms.builder.PyBuilder):
         )
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
+        if self.interrupted():
+            raise KeyboardInterrupt
         if time.monotonic() > self.deadline:
             self.stopped = True
             raise TimeoutError("the time for this search is over")
@@ -280,8 +292,19 @@ def _interruptible(builder: Any, end_runner: Callable[[], None]) -> Iterator[Non
         if not builder._inst.stopped:
             raise
     finally:
-        builder._inst.pool.shutdown(wait=False)
+        _shut_down(builder._inst.pool)
         end_runner()
+
+
+def _shut_down(pool: PopenPoolExecutor) -> None:
+    """End a pool's processes, those too that its threads are about to start."""
+    threads = pool._threadpool
+    threads.shutdown(wait=False, cancel_futures=True)
+    while any(thread.is_alive() for thread in threads._threads):
+        for worker in list(pool._worker_map.values()):
+            end(worker)
+        time.sleep(0.01)
+    pool.shutdown(wait=False)
 
 
 class _CostModel:

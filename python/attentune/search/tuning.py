@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attentune.errors import NoValidCandidate
+from attentune.interrupt import kept_apart
 from attentune.kernels.spec import KernelSpec
 from attentune.key import AttentionKey
 from attentune.plan import Plan
@@ -101,6 +102,7 @@ class _Tuning:
     variants: Mapping[str, Variant]
     options: Options
     emit: Callable[[Event], None]
+    interrupted: Callable[[], bool]
     begun: float = field(default_factory=time.monotonic)
     losers: list[Loser] = field(default_factory=list)
     measured: int = 0
@@ -131,6 +133,8 @@ class _Tuning:
         parameters: Mapping[str, int] | None = None,
         seconds: float | None = None,
     ) -> None:
+        if self.interrupted():  # and that is what it failed of
+            raise KeyboardInterrupt
         self.losers.append(Loser(variant, dict(parameters or {}), outcome, reason, seconds))
         self.emit(
             {"event": "lost", "variant": variant, "parameters": dict(parameters or {}),
@@ -207,6 +211,7 @@ class _Tuning:
             cost_model=self.options.cost_model,
             tracker=self.options.tracker,
             on_measured=on_measured,
+            interrupted=self.interrupted,
         )
 
     def finalists(
@@ -348,9 +353,15 @@ def tune_key(
     NoValidCandidate
         If no batch holds a valid candidate.
     """
-    state = _Tuning(key, problem, plan.target, variants, options, emit)
+    with kept_apart() as interrupted:
+        state = _Tuning(key, problem, plan.target, variants, options, emit, interrupted)
+        return _first_valid(state, plan)
+
+
+def _first_valid(state: _Tuning, plan: Plan) -> Record:
+    """Return the record of the first batch that holds a valid candidate."""
     for index, batch in enumerate(plan.batches):
-        emit({"event": "batch", "index": index, "variants": list(batch)})
+        state.emit({"event": "batch", "index": index, "variants": list(batch)})
         workloads = state.workloads(batch)
         if not workloads:
             continue
@@ -364,7 +375,7 @@ def tune_key(
             )  # fmt: skip
         if ranking.winner is not None:
             return _record(state, ranking, batch)
-    raise NoValidCandidate(key, state.losers)
+    raise NoValidCandidate(state.key, state.losers)
 
 
 def _record(state: _Tuning, ranking: Ranking[_Finalist], batch: Sequence[str]) -> Record:
