@@ -86,7 +86,8 @@ ALLOWED = {
     "errors": (),
     "problem": ("errors",),
     "key": ("errors", "problem"),
-    "target": ("errors",),
+    "threads": (),
+    "target": ("errors", "threads"),
     "group": ("errors", "problem", "key", "target"),
     "plan": ("errors", "problem", "key", "target", "group"),
     "models": ("errors", "problem"),
@@ -106,6 +107,8 @@ ALLOWED = {
 NO_TVM = ("errors", "problem", "key", "group", "plan", "models", "record", "database", "reference",
           "schedules.policy")  # fmt: skip
 NO_TVM_AT_LOAD = (*NO_TVM, "target", "api", "schedules", "")
+# The half that runs exported libraries: TVM's FFI, and never the compiler.
+NO_COMPILER = ("call", "arrays", "arguments", "threads", "kernels.spec")
 STANDARD_LIBRARY_ONLY = ("errors", "problem", "key", "target", "group", "plan", "models", "record",
                          "database")  # fmt: skip
 # What never happens, whichever modules there will be: who, whom, except for whom.
@@ -135,6 +138,22 @@ def test_module_imports_what_lies_below_it(name):
 def test_half_before_the_search_has_no_tvm(module):
     found = {i.name.partition(".")[0] for i in IMPORTS[f"attentune.{module}"]}
     assert not found & TVM
+
+
+@pytest.mark.parametrize("module", NO_COMPILER)
+def test_the_half_that_runs_libraries_has_no_compiler(module):
+    """Follow all imports, also those of later calls."""
+    seen, waiting = set(), [f"attentune.{module}"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for imported in IMPORTS[name]:
+            if not imported.typing:
+                assert imported.name.partition(".")[0] != "tvm", f"{name} imports the compiler"
+                if ours(imported.name) and imported.name != "attentune":
+                    waiting.append(imported.name)
 
 
 @pytest.mark.parametrize("module", NO_TVM_AT_LOAD)

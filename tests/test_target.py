@@ -5,9 +5,10 @@ import platform
 
 import pytest
 
-from attentune import target as target_module
+from attentune import threads
 from attentune.errors import InvalidTarget
-from attentune.target import Target, available_cores, describe_cpu, native
+from attentune.target import Target, describe_cpu, native
+from attentune.threads import available_cores
 
 V1 = "fpu sse sse2 fxsr mmx lm syscall"
 V2 = f"{V1} cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
@@ -122,8 +123,8 @@ def test_native():
 
 
 def test_cores_where_a_process_is_not_bound_to_any(monkeypatch):
-    monkeypatch.delattr(target_module.os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(target_module.os, "cpu_count", lambda: None)
+    monkeypatch.delattr(threads.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: None)
     assert available_cores() == 1
 
 

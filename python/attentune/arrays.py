@@ -98,19 +98,6 @@ def readable(array: Any, unit_innermost: bool = True) -> Any:
     return as_tensor(np.ascontiguousarray(to_numpy(array)))
 
 
-def aligned(array: np.ndarray[Any, Any]) -> tvm_ffi.Tensor:
-    """Return a copy of an array where TVM would have put it.
-
-    Code for fixed extents takes its buffers to be aligned as TVM's own are; code with symbolic
-    strides makes no such assumption.
-    """
-    import tvm
-
-    tensor = tvm.runtime.empty(array.shape, dtype_name(array))
-    tensor.copyfrom(array)
-    return tensor
-
-
 def broadcast(array: Any, shape: tuple[int, ...]) -> Any:
     """Return a view of an array that broadcasts from the right, with strides of 0."""
     if tuple(array.shape) == shape:
@@ -131,15 +118,23 @@ def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, array.dtype)
     if which == "torch":
         return array.new_empty(shape)
-    import tvm
+    return as_tensor(np.empty(shape, _numpy_dtype(dtype_name(array))))
 
-    return tvm.runtime.empty(shape, dtype_name(array))
+
+def span(array: Any) -> tuple[int, int]:
+    """Return the addresses where an array's memory begins and ends."""
+    tensor = as_tensor(array)
+    if 0 in tensor.shape:
+        return 0, 0
+    last = sum((e - 1) * s for e, s in zip(tensor.shape, tensor.strides, strict=True))
+    begin = int(tensor.data_ptr())
+    return begin, begin + (last + 1) * _numpy_dtype(dtype_name(array)).itemsize
 
 
 def clear(array: Any) -> None:
     """Set every element of an array to 0."""
     if kind(array) == "tvm":
-        array.copyfrom(np.zeros(tuple(array.shape), _numpy_dtype(dtype_name(array))))
+        to_numpy(array)[...] = 0
     else:
         array[...] = 0
 

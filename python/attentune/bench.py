@@ -33,7 +33,8 @@ from attentune.group import Policy
 from attentune.problem import AttentionProblem
 from attentune.search.inputs import random_inputs
 from attentune.search.roofline import work
-from attentune.target import Target, available_cores
+from attentune.target import Target
+from attentune.threads import available_cores
 
 if TYPE_CHECKING:
     from attentune.dispatch import Kernel

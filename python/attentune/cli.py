@@ -23,7 +23,8 @@ from attentune.key import LEVELS, AttentionKey
 from attentune.problem import AttentionProblem
 from attentune.record import Record, stale_reason
 from attentune.search.remote import Tracker
-from attentune.target import Target, available_cores, native
+from attentune.target import Target, native
+from attentune.threads import available_cores
 
 DEMO_MODELS = ("bert-base", "llama-3-8b-prefill")
 DEMO_DATABASE = "attentune-demo.sqlite"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attentune.errors import InvalidTarget
+from attentune.threads import available_cores
 
 # Features of each x86-64 level, as Linux spells them; a level includes those before it.
 _LEVELS = (
@@ -258,13 +258,6 @@ def native() -> Target:
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     return describe_cpu(platform.system(), platform.machine(), text, available_cores())
-
-
-def available_cores() -> int:
-    """Return how many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def describe_cpu(system: str, machine: str, cpuinfo: str, cores: int) -> Target:

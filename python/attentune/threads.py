@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from itertools import cycle, islice
 
-from attentune.target import available_cores
-
 _ANY_LISTED_CORE = -3  # TVM's affinity mode in which threads may run on every core of the list
 
 
@@ -22,8 +20,15 @@ def use_cores(count: int) -> None:
     count : int
         Threads, the caller's among them.
     """
-    import tvm
+    import tvm_ffi
 
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     listed = [str(core) for core in islice(cycle(range(available_cores())), count)]
-    tvm.get_global_func("runtime.config_threadpool")(_ANY_LISTED_CORE, count, listed)
+    tvm_ffi.get_global_func("runtime.config_threadpool")(_ANY_LISTED_CORE, count, listed)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

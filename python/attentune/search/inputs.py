@@ -1,12 +1,15 @@
-"""Random inputs for a problem, reproducible by seed."""
+"""Random inputs for a problem, reproducible by seed, and arrays as TVM aligns them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attentune.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 
 def random_inputs(
@@ -63,3 +66,18 @@ def _dtype(name: str) -> Any:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+def aligned(array: np.ndarray[Any, Any]) -> tvm_ffi.Tensor:
+    """Return a copy of an array where TVM would have put it.
+
+    Code for fixed extents takes its buffers to be aligned as TVM's own are; code with symbolic
+    strides makes no such assumption.
+    """
+    import tvm
+
+    from attentune import arrays
+
+    tensor = tvm.runtime.empty(array.shape, arrays.dtype_name(array))
+    tensor.copyfrom(array)
+    return tensor

@@ -24,7 +24,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 from tvm.support.tar import tar
 
-from attentune import arguments, arrays
+from attentune import arguments
 from attentune.compile import compile_module
 from attentune.errors import CorruptDatabase
 from attentune.kernels.spec import KernelSpec
@@ -32,7 +32,7 @@ from attentune.problem import AttentionProblem
 from attentune.search import remote
 from attentune.search.child import CandidateFailed, Child, end, limit_memory
 from attentune.search.failure import Failure, classify
-from attentune.search.inputs import random_inputs
+from attentune.search.inputs import aligned, random_inputs
 from attentune.search.remote import Tracker
 from attentune.search.workload import Workload
 from attentune.threads import use_cores
@@ -359,9 +359,9 @@ def allocate(spec: KernelSpec, problem: AttentionProblem) -> list[Any]:
     """Return arguments of a specialized kernel: masks and biases with the strides they have."""
     inputs: dict[str, Any] = random_inputs(problem)
     shape = (problem.batch, problem.q_heads, problem.seq_q, problem.value_dim)
-    out = arrays.aligned(np.empty(shape, inputs["query"].dtype))
+    out = aligned(np.empty(shape, inputs["query"].dtype))
     if problem.layout == "bhsd":
-        inputs |= {name: arrays.aligned(inputs[name]) for name in ("query", "key", "value")}
+        inputs |= {name: aligned(inputs[name]) for name in ("query", "key", "value")}
     return arguments.tensors(spec, problem, inputs, out)
 
 

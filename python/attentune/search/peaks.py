@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from tvm.s_tir import Schedule
 
-from attentune import arrays
 from attentune.compile import compile_module
 from attentune.kernels.probes import multiply_add, stream
+from attentune.search.inputs import aligned
 from attentune.search.roofline import Peaks
 from attentune.target import Target
 from attentune.threads import use_cores
@@ -41,13 +41,13 @@ def measure(target: Target) -> Peaks:
     """
     lanes, tasks = target.vector_bytes // 4, target.num_cores
     use_cores(tasks)
-    halves = arrays.aligned(np.full(lanes, 0.5, np.float32))
-    sums = arrays.aligned(np.empty((tasks, CHAINS, lanes), np.float32))
+    halves = aligned(np.full(lanes, 0.5, np.float32))
+    sums = aligned(np.empty((tasks, CHAINS, lanes), np.float32))
     shape = {"tasks": tasks, "chains": CHAINS, "lanes": lanes}
     add = _compiled(multiply_add(steps=STEPS, **shape), target)
     add_seconds = _best(lambda: add(halves, sums))
     steps = STREAM_BYTES // (tasks * CHAINS * lanes * 4)
-    memory = arrays.aligned(np.ones((tasks, steps, CHAINS, lanes), np.float32))
+    memory = aligned(np.ones((tasks, steps, CHAINS, lanes), np.float32))
     read = _compiled(stream(steps=steps, **shape), target)
     read_seconds = _best(lambda: read(memory, sums))
     nothing = _compiled(multiply_add(steps=0, **shape), target)
