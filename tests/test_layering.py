@@ -108,7 +108,8 @@ NO_TVM = ("errors", "problem", "key", "group", "plan", "models", "record", "data
           "schedules.policy")  # fmt: skip
 NO_TVM_AT_LOAD = (*NO_TVM, "target", "api", "schedules", "")
 # The half that runs exported libraries: TVM's FFI, and never the compiler.
-NO_COMPILER = ("call", "arrays", "arguments", "threads", "kernels.spec")
+NO_COMPILER = ("call", "arrays", "arguments", "threads", "kernels.spec", "manifest", "library",
+               "runtime")  # fmt: skip
 STANDARD_LIBRARY_ONLY = ("errors", "problem", "key", "target", "group", "plan", "models", "record",
                          "database")  # fmt: skip
 # What never happens, whichever modules there will be: who, whom, except for whom.

@@ -1,7 +1,7 @@
 """Generate, tune, store and ship attention kernels for Apache TVM."""
 
 from attentune import errors, reference
-from attentune.api import attention, build, plan, tune
+from attentune.api import attention, build, export_library, load_library, plan, tune
 from attentune.database import Database
 from attentune.key import AttentionKey
 from attentune.problem import AttentionProblem
@@ -19,6 +19,8 @@ __all__ = [
     "attention",
     "build",
     "errors",
+    "export_library",
+    "load_library",
     "plan",
     "reference",
     "tune",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attentune.database import Database
-from attentune.errors import InvalidParameters, InvalidProblem, UnknownName
+from attentune.errors import InvalidParameters, InvalidProblem, RecordNotFound, UnknownName
 from attentune.group import Policy
 from attentune.key import AttentionKey
 from attentune.plan import Plan, make_plan
@@ -25,6 +25,8 @@ from attentune.versions import check_versions
 
 if TYPE_CHECKING:
     from attentune.dispatch import Dispatcher, Kernel
+    from attentune.library import Library
+    from attentune.manifest import Manifest
     from attentune.search.remote import Tracker
     from attentune.variant import Variant
 
@@ -354,6 +356,155 @@ def attention(
     sides = tuple(window) if isinstance(window, list) else window
     options = (is_causal, causal_alignment, sides, scale, softcap, precision)
     return dispatcher(query, key, value, mask, bias, options)
+
+
+def export_library(
+    database_or_keys: Database
+    | str
+    | os.PathLike[str]
+    | AttentionKey
+    | AttentionProblem
+    | Iterable[AttentionKey | Problem],
+    target: Target | str | Mapping[str, Any] = "native",
+    path: str | os.PathLike[str] = "attention.so",
+    *,
+    database: Database | str | os.PathLike[str] | None = None,
+    on_miss: str = "heuristic",
+    level: str = "balanced",
+    policy: Policy | str = "default",
+    variants: Sequence[Variant] | None = None,
+    compiler: Sequence[str] | None = None,
+) -> Manifest:
+    """Write one shared library that serves keys without the compiler.
+
+    Parameters
+    ----------
+    database_or_keys : Database, path, or iterable of AttentionKey, AttentionProblem or str
+        A database, all of whose keys for the target are exported; or what to serve.
+    target : Target, str or Mapping
+        What to compile for.
+    path : path
+        The library's file; its manifest is also written beside it, with ``.json`` appended.
+    database : Database or path, optional
+        Where the records of keys are.
+    on_miss : str
+        For keys without a record: "heuristic" or "error".
+    level : str
+        How coarsely the keys are anchored; a database's keys of other levels are left out.
+    policy : Policy or str
+        Whose plan is followed where there is no record.
+    variants : sequence of Variant, optional
+        Variants of your own, beside those that ship.
+    compiler : sequence of str, optional
+        The command that links, as in ``["aarch64-linux-gnu-gcc"]``; found on PATH by default.
+
+    Returns
+    -------
+    Manifest
+        What the library holds.
+
+    Raises
+    ------
+    InvalidParameters
+        If there is nothing to export.
+    RecordNotFound
+        With ``on_miss="error"``, for a key without a record.
+    MissingToolchain
+        If nothing that links for the target is found.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> attentune.export_library(["1,8,8,64,64,64,64:float32"], path="x.so")  # doctest: +SKIP
+    """
+    check_versions()
+    from attentune.dispatch import Dispatcher
+    from attentune.export import write_library
+
+    resolved = Target.parse(target)
+    keys: list[AttentionKey] = []
+    subject = database_or_keys
+    if isinstance(subject, (Database, os.PathLike)) or (
+        isinstance(subject, str) and "," not in subject
+    ):
+        database = subject
+    elif isinstance(subject, (AttentionKey, AttentionProblem, str)):
+        keys = [_as_key(subject, level)]
+    else:
+        keys = [_as_key(one, level) for one in subject]
+    store, owned = _open(database)
+    try:
+        if database is subject and store is not None:
+            fresh = _staleness(_variants(variants))
+            keys = [
+                record.key
+                for record in store.records(str(resolved))
+                if fresh(record) is None and record.key.anchored(level) == record.key
+            ]
+            if not keys:
+                raise RecordNotFound(
+                    f"{store.path} has no record for {resolved} at the level {level} that is not "
+                    "stale; tune some first."
+                )
+        dispatcher = Dispatcher(
+            resolved, _variants(variants), find_policy(policy), store, on_miss,
+            extra=_names(variants),
+        )  # fmt: skip
+        return write_library(keys, Path(path), dispatcher, level, compiler)
+    finally:
+        if owned and store is not None:
+            store.close()
+
+
+def load_library(
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    *,
+    on_miss: str = "heuristic",
+    memory_bytes: int | None = None,
+) -> Library:
+    """Load an exported library; the compiler is not needed, and not loaded.
+
+    Parameters
+    ----------
+    path : path
+        The file that `attentune.export_library` wrote.
+    threads : int, optional
+        Threads of a call, this process's cores by default.
+    on_miss : str
+        What a call does whose key the library lacks: "heuristic" takes the kernel of the nearest
+        key with the same code and counts it in ``steps``, "error" raises `RecordNotFound`.
+    memory_bytes : int, optional
+        What a kernel may take as workspace; a share of the free memory by default.
+
+    Returns
+    -------
+    Library
+        A mapping from `AttentionKey` to kernels, callable like `attentune.attention`.
+
+    Raises
+    ------
+    LibraryNotFound, ForeignLibrary, CorruptLibrary, NewerLibrary
+        If the file cannot be used.
+    UnsupportedMachine
+        If its code is for another machine.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> library = attentune.load_library("attention.so")  # doctest: +SKIP
+    >>> library(query, key, value, is_causal=True)  # doctest: +SKIP
+    """
+    check_versions()
+    from attentune.library import Library
+
+    return Library(path, threads, on_miss, memory_bytes)
+
+
+def _as_key(one: AttentionKey | Problem, level: str) -> AttentionKey:
+    if isinstance(one, AttentionKey):
+        return one
+    return AttentionKey.from_problem(as_problem(one), level)
 
 
 def supported(key: AttentionKey, target: Target) -> list[Variant]:

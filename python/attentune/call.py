@@ -199,10 +199,10 @@ class Caller:
     Parameters
     ----------
     choose : Callable
-        ``choose(key, problem)`` gives the kernel that serves a problem.
+        ``choose(problem)`` gives the kernel that serves a problem.
     """
 
-    def __init__(self, choose: Callable[[AttentionKey, AttentionProblem], CallableKernel]) -> None:
+    def __init__(self, choose: Callable[[AttentionProblem], CallableKernel]) -> None:
         self._chooser = choose
         self._calls: dict[Any, Call] = {}
 
@@ -253,7 +253,7 @@ class Caller:
         problem = describe(query, key, value, mask, bias, **named)
         if problem.is_empty or problem.seq_kv == 0:
             return Call(None, problem)
-        kernel = self._chooser(AttentionKey.from_problem(problem), problem)
+        kernel = self._chooser(problem)
         return Call(kernel, problem, arguments.scalars(kernel.spec, problem))
 
 

@@ -121,7 +121,7 @@ class Dispatcher(Caller):
             raise InvalidParameters(
                 f"on_miss is {on_miss!r}; it must be one of {', '.join(ON_MISS)}."
             )
-        super().__init__(self._choose)
+        super().__init__(self._kernel_for)
         self.target = target
         self.variants = variants
         self.policy = policy
@@ -148,7 +148,10 @@ class Dispatcher(Caller):
         Unsupported
             Where no variant can serve the problem.
         """
-        return self._choose(AttentionKey.from_problem(problem), problem).serving(problem=problem)
+        return self._kernel_for(problem).serving(problem=problem)
+
+    def _kernel_for(self, problem: AttentionProblem) -> Kernel:
+        return self._choose(AttentionKey.from_problem(problem), problem)
 
     def _choose(self, key: AttentionKey, problem: AttentionProblem) -> Kernel:
         with self._lock:
@@ -169,7 +172,20 @@ class Dispatcher(Caller):
     def candidates(
         self, key: AttentionKey, problem: AttentionProblem
     ) -> list[tuple[str, Mapping[str, int] | None]]:
-        """Return what to try in order: the record, its runners-up, the last resort."""
+        """Return what to try in order: the record, its runners-up, the last resort.
+
+        Parameters
+        ----------
+        key : AttentionKey
+            What is to be served.
+        problem : AttentionProblem
+            One of its problems, whose memory the plan looks at where there is no record.
+
+        Returns
+        -------
+        list of (str, Mapping or None)
+            Variants with their parameters, None for the default ones.
+        """
         record = self._record(key)
         if record is None and self.on_miss == "error":
             raise RecordNotFound(

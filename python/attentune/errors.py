@@ -78,6 +78,34 @@ class ReadOnlyDatabase(DatabaseError):
     """A database cannot be written."""
 
 
+class LibraryError(AttentuneError):
+    """An exported library cannot be used."""
+
+
+class LibraryNotFound(LibraryError, LookupError):
+    """There is no readable file of a library's name."""
+
+
+class ForeignLibrary(LibraryError):
+    """A file is not a library of this package, or its end is missing."""
+
+
+class CorruptLibrary(LibraryError):
+    """A library is damaged, or its manifest is not its own."""
+
+
+class NewerLibrary(LibraryError):
+    """A library has a format or schema that this version does not know."""
+
+
+class UnsupportedMachine(LibraryError):
+    """A library's code is for another instruction set, or needs features that this CPU lacks."""
+
+
+class MissingToolchain(AttentuneError):
+    """A compiler or linker that is needed is not installed, or failed."""
+
+
 class NoValidCandidate(AttentuneError):
     """Every candidate of every batch failed.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attentune.errors import InvalidKey
@@ -156,6 +156,20 @@ class AttentionKey:
             softcap=p.softcap is not None,
             precision=p.precision,
             layout=p.layout,
+        )
+
+    def anchored(self, level: str = "balanced") -> AttentionKey:
+        """Return the key with its counts anchored at a level: itself, if it is of that level."""
+        window = self.window
+        if window is not None:
+            left, right = (None if side is None else anchor(side, level) for side in window)
+            window = (left, right)
+        return replace(
+            self,
+            total_batches=anchor(self.total_batches, level),
+            seq_q=anchor(self.seq_q, level),
+            seq_kv=anchor(self.seq_kv, level),
+            window=window,
         )
 
     def representative(self, max_scores: int = 1 << 28) -> AttentionProblem:

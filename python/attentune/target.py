@@ -213,6 +213,14 @@ class Target:
         return frozenset(found - {name[1:] for name in given if name.startswith("-")})
 
     @property
+    def cpu_flags(self) -> frozenset[str]:
+        """The features that must be there to run the code, as Linux spells them."""
+        linux = {llvm: name for name, llvm in (*_LLVM_NAMES.items(), *_X86_EXTRAS.items())}
+        linux |= {llvm: name for name, llvm in _ARM_EXTRAS.items()}
+        linux["neon"] = "asimd"
+        return frozenset(linux.get(name, name) for name in self.features)
+
+    @property
     def num_cores(self) -> int:
         """Cores that a kernel is spread over."""
         return int(self.attributes.get("num-cores", 1))
