@@ -422,3 +422,19 @@ def test_closed_output_is_no_error(tmp_path):
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait() == 1
+
+
+def test_export_and_run_without_the_compiler(tmp_path, capsys):
+    path = tmp_path / "a.so"
+    text = "1,2,2,64,64,16,16:float32"
+    assert cli.main(["export", "--problem", text, "--output", str(path)]) == 0
+    assert "1 keys, " in capsys.readouterr().out
+    assert cli.main(["export", "--problem", text, "--output", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a.so.json").read_text())
+    run = ["run", "--library", str(path), "--problem", "2,1,1,50,60,16,16:float32"]
+    assert cli.main(run) == 0
+    assert ", right" in capsys.readouterr().out
+    assert cli.main([*run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["wrong"] is None
+    assert cli.main(["run", "--library", str(tmp_path / "b.so"), "--problem", text]) == 1
+    assert "cannot be read" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import pickle
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,10 @@ from attentune.database import Database
 from attentune.errors import AttentuneError, NoValidCandidate
 from attentune.group import Policy
 from attentune.key import AttentionKey, anchor
+from attentune.manifest import Manifest, append, read
 from attentune.problem import AttentionProblem
 from attentune.record import Record
-from attentune.target import Target
+from attentune.target import Target, native
 from attentune.variant import Variant
 
 CLASSES = {
@@ -82,6 +84,41 @@ def read_cut_short(monkeypatch, path):
     Database(path).close()
     path.write_bytes(path.read_bytes()[:5000])
     Database(path).records()
+
+
+LIBRARY = Manifest("balanced", "{}", "x86_64", (), {}, (), ())
+
+
+def write_library(path, manifest=LIBRARY):
+    path.write_bytes(b"code")
+    append(path, manifest)
+    return path
+
+
+def read_changed(monkeypatch, path):
+    content = write_library(path).read_bytes()
+    path.write_bytes(b"edoc" + content[4:])
+    read(path)
+
+
+def read_newer(monkeypatch, path):
+    monkeypatch.setattr("attentune.manifest.SCHEMA", 7)
+    write_library(path)
+    monkeypatch.undo()
+    read(path)
+
+
+def find_no_linker(monkeypatch, path):
+    from attentune.export import find_linker
+
+    monkeypatch.setenv("PATH", str(path))
+    find_linker(Target.parse({"kind": "llvm", "mtriple": "riscv64-unknown-linux-gnu"}))
+
+
+def load_elsewhere(monkeypatch, path):
+    from attentune.library import check_machine
+
+    check_machine(replace(LIBRARY, arch="sparc"), path)
 
 
 # What only TVM provokes is tested with it. The messages of InvalidProblem, InvalidKey,
@@ -213,6 +250,50 @@ CASES = [
         "PATH does not exist, and was to be read only; check the path.",
     ),
     (
+        "LibraryNotFound",
+        lambda monkeypatch, path: read(path),
+        "The library PATH cannot be read (No such file or directory); check the path.",
+    ),
+    (
+        "ForeignLibrary",
+        lambda monkeypatch, path: (path.write_text("text"), read(path)),
+        "PATH is not a library that attentune exported, or its end was cut off; export it anew "
+        "and copy it whole, without stripping it.",
+    ),
+    (
+        "CorruptLibrary",
+        read_changed,
+        "The library PATH is damaged: its checksum is not that of its contents; export it anew, "
+        "or copy it again.",
+    ),
+    (
+        "CorruptLibrary",
+        lambda monkeypatch, path: (
+            write_library(path),
+            path.with_name("file.json").write_text("{}"),
+            read(path),
+        ),
+        "PATH.json is not the manifest of PATH; delete it, or export the library anew.",
+    ),
+    (
+        "NewerLibrary",
+        read_newer,
+        "The manifest of PATH has the schema 7, and this version reads 1; export the library with "
+        "the version that loads it.",
+    ),
+    (
+        "UnsupportedMachine",
+        load_elsewhere,
+        f"The library PATH is for sparc, and this machine is {native().arch}; export one for this "
+        "machine.",
+    ),
+    (
+        "MissingToolchain",
+        find_no_linker,
+        "Linking a library for riscv64 takes the cross compiler riscv64-linux-gnu-gcc, which is not "
+        "to be found; install it, or name the command with compiler=.",
+    ),
+    (
         "NoValidCandidate",
         lambda monkeypatch, path: fail([]),
         f"No candidate for {KEY} is valid; mend one of these or add a variant: the plan has no "
@@ -233,7 +314,7 @@ def test_message(name, provoke, message, monkeypatch, tmp_path):
 
 def test_every_class_has_a_test_of_its_message():
     tested = {name for name, _, _ in CASES}
-    assert tested | ELSEWHERE | {"AttentuneError"} == set(CLASSES)
+    assert tested | ELSEWHERE | {"AttentuneError", "LibraryError"} == set(CLASSES)
     text = Path(__file__).with_name("test_errors_tvm.py").read_text()
     assert [name for name in ELSEWHERE if f"pytest.raises({name})" not in text] == []
 
@@ -271,6 +352,11 @@ def test_errors_pass_between_processes(name):
         ("FullDatabase", errors.DatabaseError),
         ("NewerSchema", errors.DatabaseError),
         ("ReadOnlyDatabase", errors.DatabaseError),
+        ("LibraryNotFound", errors.LibraryError),
+        ("ForeignLibrary", errors.LibraryError),
+        ("CorruptLibrary", errors.LibraryError),
+        ("NewerLibrary", errors.LibraryError),
+        ("UnsupportedMachine", errors.LibraryError),
     ],
 )
 def test_base(name, builtin):

@@ -1,4 +1,4 @@
-"""The command line: plan, tune, show, run, bench, demo."""
+"""The command line: plan, tune, show, run, export, bench, demo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,6 +167,30 @@ def _parser() -> argparse.ArgumentParser:
     _add_database(run)
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: 0)")
     _add_json(run, "one JSON object a problem")
+
+    run.add_argument("--library", metavar="PATH",
+                     help="run an exported library, without the compiler")  # fmt: skip
+
+    export = add(
+        "export", _export, "write one shared library with the kernels of problems or a database",
+        "Without problems: all keys that the database has for the target.\n\nexamples:\n"
+        "  attentune export --output attention.so\n"
+        "  attentune export --model bert-base --model llama-3-8b-decode --output models.so\n"
+        "  attentune run --model bert-base --library models.so\n\n"
+        f"{PROBLEM_HELP}",
+    )  # fmt: skip
+    _add_problems(export)
+    _add_target(export)
+    _add_database(export)
+    _add_level(export)
+    export.add_argument("--output", metavar="PATH", default="attention.so",
+                        help="the library's file (default: attention.so)")  # fmt: skip
+    export.add_argument("--on-miss", choices=("heuristic", "error"), default="heuristic",
+                        help="for problems without a record (default: heuristic)")  # fmt: skip
+    export.add_argument("--compiler", metavar="COMMAND",
+                        help="what links, as in aarch64-linux-gnu-gcc (default: found on PATH)"
+                        )  # fmt: skip
+    _add_json(export, "the manifest as one JSON object")
 
     bench = add(
         "bench", _bench, "time our kernels beside TVM's own lowering and PyTorch, interleaved",
@@ -532,7 +558,91 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    problems = _problems(arguments)
+    path = _existing_database(arguments)
+    if not problems and path is None:
+        raise RecordNotFound(
+            f"There is no database {default_path()} yet; tune into it, or name what to export "
+            "with --problem TEXT or --model NAME."
+        )
+    with _reading(path) as database:
+        manifest = api.export_library(
+            problems or database,  # type: ignore[arg-type]
+            arguments.target,
+            arguments.output,
+            database=database,
+            on_miss=arguments.on_miss,
+            level=arguments.level,
+            compiler=shlex.split(arguments.compiler) if arguments.compiler else None,
+        )
+    if arguments.json:
+        _dump(json.loads(manifest.dumps()))
+        return 0
+    console = report.make_console()
+    size = os.path.getsize(arguments.output)
+    console.print(
+        Text(
+            f"{arguments.output}: {len(manifest.entries)} keys, {len(manifest.codes)} kernels, "
+            f"{report.size(size)}"
+        ),
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _run_library(arguments: argparse.Namespace) -> int:
+    """Check a library's results; the reference needs no compiler either."""
+    import numpy as np
+
+    from attentune.accuracy import mismatch
+    from attentune.search.inputs import random_inputs
+
+    library = api.load_library(arguments.library)
+    console = report.make_console()
+    right = True
+    for problem in _some_problems(arguments):
+        inputs = random_inputs(problem, arguments.seed)
+        kernel = library.kernel(problem)
+        options: dict[str, Any] = {
+            name: getattr(problem, name)
+            for name in ("is_causal", "causal_alignment", "window", "scale", "softcap", "precision")
+        }
+        arrays: dict[str, Any] = {
+            name: inputs.get(name) for name in ("query", "key", "value", "mask", "bias")
+        }
+        begin = time.perf_counter()
+        out = library(**arrays, **options)
+        seconds = time.perf_counter() - begin
+        expected = reference.expected(problem, inputs)
+        magnitude = float(np.abs(inputs["value"].astype(np.float32)).max(initial=0.0))
+        result = {
+            "problem": str(problem),
+            "variant": kernel.variant,
+            "parameters": kernel.parameters,
+            "tuned": library.steps["miss"] == 0,
+            "seconds": seconds,
+            "error": float(np.abs(np.asarray(out, np.float64) - expected).max(initial=0.0)),
+            "wrong": mismatch(out, expected, problem.dtype, magnitude),
+        }
+        right &= result["wrong"] is None
+        if arguments.json:
+            _dump(result)
+        else:
+            verdict = "right" if result["wrong"] is None else f"WRONG: {result['wrong']}"
+            console.print(
+                Text(
+                    f"{problem}: {kernel.variant} of {arguments.library}, first call "
+                    f"{report.duration(seconds)}, {verdict}"
+                ),
+                soft_wrap=True,
+            )
+    return 0 if right else 1
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.library is not None:
+        return _run_library(arguments)
     problems = _some_problems(arguments)
     target = _local_target(arguments.target)
     path = _existing_database(arguments)
@@ -695,6 +805,16 @@ def _demo(arguments: argparse.Namespace) -> int:
             console.print(
                 Text(f"  {other['ratio']:.1f} times as fast as TVM's own lowering", style="bold")
             )
+        library = path.with_name(f"{path.stem}.so")
+        made = api.export_library(problems, target, library, database=database)
+    right &= _serves(library, problems, console)
+    console.print(
+        Text(
+            f"exported {library.resolve()}: {len(made.codes)} kernels, "
+            f"{report.size(library.stat().st_size)}"
+        ),
+        soft_wrap=True,
+    )
     builds = measured + finalists
     console.print(
         Text(
@@ -704,3 +824,16 @@ def _demo(arguments: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0 if right else 1
+
+
+def _serves(library: Path, problems: Sequence[AttentionProblem], console: Console) -> bool:
+    """Check a library in a fresh process, which has no compiler loaded."""
+    named = [part for problem in problems for part in ("--problem", str(problem))]
+    command = [sys.executable, "-m", "attentune.cli", "run", "--library", str(library), *named]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    console.print(Text((done.stdout + done.stderr).rstrip()), soft_wrap=True)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

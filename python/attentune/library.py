@@ -150,14 +150,13 @@ class Library(Mapping[AttentionKey, CallableKernel]):
                 f"The library {self.path} cannot be loaded ({' '.join(str(error).split())}); "
                 "export it anew on this system."
             ) from None
-        functions = {symbol: module.get_function(symbol) for symbol in self._codes}
-        for symbol, function in functions.items():
-            if function is None:
+        for symbol in self._codes:
+            if not module.implements_function(symbol):
                 raise CorruptLibrary(
                     f"The library {self.path} lacks the kernel {symbol} that its manifest names; "
                     "export it anew."
                 )
-        return functions
+        return {symbol: module.get_function(symbol) for symbol in self._codes}
 
     def _kernel(self, key: AttentionKey, choice: Choice) -> CallableKernel:
         code = self._codes[choice.symbol]
