@@ -290,8 +290,8 @@ CASES = [
     (
         "MissingToolchain",
         find_no_linker,
-        "Linking a library for riscv64 takes the cross compiler riscv64-linux-gnu-gcc, which is not "
-        "to be found; install it, or name the command with compiler=.",
+        "Linking a library for riscv64 takes the cross compiler riscv64-linux-gnu-gcc, which is "
+        "not to be found; install it, or name the command with compiler=.",
     ),
     (
         "NoValidCandidate",

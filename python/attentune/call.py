@@ -17,6 +17,7 @@ from attentune.errors import InvalidProblem
 from attentune.kernels.spec import KernelSpec
 from attentune.key import AttentionKey
 from attentune.problem import AttentionProblem
+from attentune.threads import ensure_cores
 
 OPTIONS = ("is_causal", "causal_alignment", "window", "scale", "softcap", "precision")
 MAX_CALLS = 4096  # descriptions of calls that are kept
@@ -200,9 +201,12 @@ class Caller:
     ----------
     choose : Callable
         ``choose(problem)`` gives the kernel that serves a problem.
+    cores : int
+        Threads of a call, where the calling thread has not been given another number.
     """
 
-    def __init__(self, choose: Callable[[AttentionProblem], CallableKernel]) -> None:
+    def __init__(self, choose: Callable[[AttentionProblem], CallableKernel], cores: int) -> None:
+        self._cores = cores
         self._chooser = choose
         self._calls: dict[Any, Call] = {}
 
@@ -240,6 +244,7 @@ class Caller:
         check_out(out, call.problem, values)
         if call.kernel is None:
             return nothing(query, call.problem, out)
+        ensure_cores(self._cores)
         return call.kernel.run(call.problem, values, call.scalars, out)
 
     def forget(self) -> None:

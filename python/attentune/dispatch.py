@@ -121,7 +121,7 @@ class Dispatcher(Caller):
             raise InvalidParameters(
                 f"on_miss is {on_miss!r}; it must be one of {', '.join(ON_MISS)}."
             )
-        super().__init__(self._kernel_for)
+        super().__init__(self._kernel_for, target.num_cores)
         self.target = target
         self.variants = variants
         self.policy = policy

@@ -170,8 +170,8 @@ def find_linker(target: Target) -> list[str]:
         if found is not None:
             return [found]
     raise MissingToolchain(
-        f"Linking a library for {target.arch} takes {wanted}, which is not to be found; install it, "
-        "or name the command with compiler=."
+        f"Linking a library for {target.arch} takes {wanted}, which is not to be found; install "
+        "it, or name the command with compiler=."
     )
 
 

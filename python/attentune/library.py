@@ -72,9 +72,9 @@ class Library(Mapping[AttentionKey, CallableKernel]):
         self._keys = {
             entry.key: self._kernel(entry.key, entry.choices[0]) for entry in self.manifest.entries
         }
-        self._threads = threads or available_cores()
-        use_cores(self._threads)
-        self._call = Caller(self._choose)
+        cores = threads or available_cores()
+        use_cores(cores)
+        self._call = Caller(self._choose, cores)
 
     def __call__(
         self,
@@ -174,9 +174,7 @@ class Library(Mapping[AttentionKey, CallableKernel]):
             self._step("miss", f"{key} is not in {self.path}; {entry.key} serves it")
         for choice in entry.choices:
             if self._fits(choice, entry, problem):
-                kernel = self._kernel(entry.key, choice)
-                use_cores(self._threads)
-                return kernel
+                return self._kernel(entry.key, choice)
             self._step(
                 f"{self._codes[choice.symbol].variant}: memory",
                 f"{choice.symbol} needs more workspace for {problem} than is free",

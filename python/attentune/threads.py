@@ -7,8 +7,10 @@ them, for good: everything else in the process, PyTorch's threads among it, then
 from __future__ import annotations
 
 import os
+import threading
 from itertools import cycle, islice
 
+_this_thread = threading.local()
 _ANY_LISTED_CORE = -3  # TVM's affinity mode in which threads may run on every core of the list
 
 
@@ -22,9 +24,16 @@ def use_cores(count: int) -> None:
     """
     import tvm_ffi
 
+    _this_thread.count = count
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     listed = [str(core) for core in islice(cycle(range(available_cores())), count)]
     tvm_ffi.get_global_func("runtime.config_threadpool")(_ANY_LISTED_CORE, count, listed)
+
+
+def ensure_cores(count: int) -> None:
+    """Do so where nobody has for this thread: TVM keeps a pool for each thread that calls."""
+    if not hasattr(_this_thread, "count"):
+        use_cores(count)
 
 
 def available_cores() -> int:
