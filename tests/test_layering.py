@@ -94,6 +94,8 @@ ALLOWED = {
     "record": ("errors", "key"),
     "database": ("errors", "key", "record"),
     "reference": ("errors", "problem"),
+    "page": ("key", "record", "report", "search.roofline", "page.*"),
+    "page.*": ("record", "report", "search.roofline", "page.*"),
     "kernels": ("kernels.*",),
     "kernels.*": ("errors", "problem", "key", "kernels", "kernels.*"),
     "variant": ("errors", "problem", "key", "target", "kernels", "kernels.*", "compile",
@@ -105,7 +107,7 @@ ALLOWED = {
 }  # fmt: skip
 # Without TVM, also at a later call; targets are described without it and resolved with it.
 NO_TVM = ("errors", "problem", "key", "group", "plan", "models", "record", "database", "reference",
-          "schedules.policy")  # fmt: skip
+          "schedules.policy", "page", "page.charts")  # fmt: skip
 NO_TVM_AT_LOAD = (*NO_TVM, "target", "api", "schedules", "")
 # The half that runs exported libraries: TVM's FFI, and never the compiler.
 NO_COMPILER = ("call", "arrays", "arguments", "threads", "kernels.spec", "manifest", "library",

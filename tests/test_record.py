@@ -26,6 +26,17 @@ def test_the_first_of_three_samples_does_not_count(samples, median):
     assert a_record(seconds_all=samples).seconds == median
 
 
+def test_a_losers_samples_survive_json_and_may_be_missing():
+    loser = Loser("fallback", {}, "slower", "1.1 times", 2.0, (1.0, 2.0, 2.0))
+    record = a_record(losers=(loser, Loser("fallback", {}, "slower", "1.1 times", 2.0)))
+    assert Record.loads(record.dumps()) == record
+    assert "seconds_all" not in record.to_json()["losers"][1]
+    data = record.to_json()
+    data["losers"][0]["seconds_all"] = [1.0, float("nan")]
+    with pytest.raises(CorruptRecord, match="seconds_all is"):
+        Record.from_json(data)
+
+
 def test_a_fresh_record_is_not_stale():
     assert stale_reason(a_record(), {"flash_unit": "abc"}, TODAY) is None
 

@@ -1,4 +1,4 @@
-"""The command line: plan, tune, show, run, export, bench, demo."""
+"""The command line: plan, tune, show, report, run, export, bench, demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -27,6 +27,10 @@ from attentune.record import Record, stale_reason
 from attentune.search.remote import Tracker
 from attentune.target import Target, native
 from attentune.threads import available_cores
+
+if TYPE_CHECKING:
+    from attentune.page import Entry
+    from attentune.search.roofline import Peaks
 
 DEMO_MODELS = ("bert-base", "llama-3-8b-prefill")
 DEMO_DATABASE = "attentune-demo.sqlite"
@@ -156,6 +160,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_database(show)
     _add_level(show)
     _add_json(show, "one JSON object a record, with the reason why it is stale or null")
+
+    page = add(
+        "report", _report, "write one HTML page that shows a database and why each winner won",
+        "The page needs no network. Sort its table by a click on a column, filter it by words.\n\n"
+        "examples:\n  attentune report records.sqlite -o report.html\n"
+        "  attentune report records.sqlite --against older.sqlite -o report.html",
+    )  # fmt: skip
+    page.add_argument("database", metavar="DATABASE", nargs="?",
+                      help="where records are kept (default: as for show)")  # fmt: skip
+    page.add_argument("-o", "--output", metavar="PATH", default="report.html",
+                      help="the page's file (default: report.html)")  # fmt: skip
+    page.add_argument("--against", metavar="PATH", help="another database to compare it with")
 
     run = add(
         "run", _run, "run the kernel of a problem on random inputs and check its result",
@@ -349,12 +365,16 @@ def _local_target(text: str) -> Target:
 def _existing_database(arguments: argparse.Namespace) -> Path | None:
     """Return the database that was named, or the user's own if there is one."""
     if arguments.database is not None:
-        path = Path(arguments.database)
-        if not path.exists():
-            raise RecordNotFound(f"There is no database {path}; tune into it first.")
-        return path
+        return _existing(arguments.database)
     path = default_path()
     return path if path.exists() else None
+
+
+def _existing(name: str) -> Path:
+    path = Path(name)
+    if not path.exists():
+        raise RecordNotFound(f"There is no database {path}; tune into it first.")
+    return path
 
 
 def _reading(path: Path | None) -> contextlib.AbstractContextManager[Database | None]:
@@ -511,16 +531,24 @@ def _print_ranking(record: Record, target: Target, console: Console) -> None:
 def _ideal(record: Record, target: Target) -> float | None:
     """Return what the roofline allows a record, None if it was not measured on this machine."""
     from attentune.search import roofline
+
+    peaks = _peaks(record, target)
+    if peaks is None:
+        return None
+    return roofline.ideal(roofline.work(record.key.representative()), peaks)
+
+
+def _peaks(record: Record, target: Target) -> Peaks | None:
+    """Return this machine's peaks, None if a record was not measured on it."""
     from attentune.search.peaks import machine_peaks
     from attentune.versions import machine_name
 
     if record.machine != machine_name() or str(target) != str(native()):
         return None
     try:
-        peaks = machine_peaks(target)
+        return machine_peaks(target)
     except OSError:  # nowhere to keep them
         return None
-    return roofline.ideal(roofline.work(record.key.representative()), peaks)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -556,6 +584,55 @@ def _show(arguments: argparse.Namespace) -> int:
                 console.print(report.explanation(found, stale(found)))
                 _print_ranking(found, target, console)
     return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from attentune import page
+
+    path = _existing_database(arguments)
+    if path is None:
+        raise RecordNotFound(
+            f"There is no database {default_path()} yet; tune into it, or name another."
+        )
+    with Database(path, read_only=True) as database:
+        records = database.records()
+    others: dict[tuple[AttentionKey, str], Record] = {}
+    if arguments.against is not None:
+        with Database(_existing(arguments.against), read_only=True) as database:
+            others = {(one.key, one.target): one for one in database.records()}
+    stale = _staleness()
+    entries = [
+        _entry(record, stale(record), others.pop((record.key, record.target), None))
+        for record in records
+    ]
+    text = page.page(path.name, entries, arguments.against, list(others.values()))
+    Path(arguments.output).write_text(text, encoding="utf-8")
+    report.make_console().print(
+        Text(f"{arguments.output}: {len(entries)} records, {report.size(len(text.encode()))}"),
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _entry(record: Record, stale: str | None, other: Record | None) -> Entry:
+    """Return what the report's page shows of a record."""
+    from attentune.page import Entry
+
+    target = Target.parse(record.target)
+    known = _known()
+    source = None
+    # A stale record's source is not what was measured.
+    if stale is None:
+        variant = known[record.variant]
+        source = str(variant.scheduled(record.key, target, record.parameters).script())
+    return Entry(
+        record,
+        stale,
+        api.plan(record.key, target).batches,
+        _peaks(record, target),
+        source,
+        other,
+    )
 
 
 def _export(arguments: argparse.Namespace) -> int:

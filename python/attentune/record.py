@@ -34,6 +34,8 @@ class Loser:
         What happened, for a person.
     seconds : float, optional
         Its median time, where it has one.
+    seconds_all : tuple of float
+        The samples of the final ranking that it is the median of, in seconds, in the order taken.
     """
 
     variant: str
@@ -41,6 +43,7 @@ class Loser:
     outcome: str
     reason: str
     seconds: float | None = None
+    seconds_all: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -50,13 +53,15 @@ class Loser:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON data."""
-        return {
+        data = {
             "variant": self.variant,
             "parameters": dict(self.parameters),
             "outcome": self.outcome,
             "reason": self.reason,
             "seconds": self.seconds,
         }
+        # Most losers never get that far, and neither did those of the first records.
+        return {**data, "seconds_all": list(self.seconds_all)} if self.seconds_all else data
 
 
 @dataclass(frozen=True)
@@ -264,12 +269,16 @@ def _loser(data: Any) -> Loser:
     seconds = data.get("seconds")
     if seconds is not None and not _is_time(seconds):
         raise CorruptRecord(f"A loser's field seconds is {seconds!r}; it must be a time or null.")
+    samples = data.get("seconds_all", [])
+    if not isinstance(samples, list) or not all(_is_time(one) for one in samples):
+        raise CorruptRecord(f"A loser's field seconds_all is {samples!r}; it must hold times.")
     return Loser(
         data["variant"],
         _parameters(data.get("parameters", {})),
         data["outcome"],
         data["reason"],
         seconds,
+        tuple(samples),
     )
 
 

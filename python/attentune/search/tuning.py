@@ -131,11 +131,14 @@ class _Tuning:
         outcome: str,
         reason: str,
         parameters: Mapping[str, int] | None = None,
-        seconds: float | None = None,
+        samples: Sequence[float] = (),
     ) -> None:
         if self.interrupted():  # and that is what it failed of
             raise KeyboardInterrupt
-        self.losers.append(Loser(variant, dict(parameters or {}), outcome, reason, seconds))
+        seconds = statistics.median(counted(samples)) if samples else None
+        self.losers.append(
+            Loser(variant, dict(parameters or {}), outcome, reason, seconds, tuple(samples))
+        )
         self.emit(
             {"event": "lost", "variant": variant, "parameters": dict(parameters or {}),
              "outcome": outcome, "reason": reason}
@@ -296,11 +299,6 @@ class _Tuning:
         """Return a finalist's times at the representative, without the warm-up."""
         return self.corner_seconds.get(one.name, [])[WARM_UPS:]
 
-    def median_at_corner(self, one: _Finalist) -> float | None:
-        """Return the median of those that count, None where there is none."""
-        samples = self.samples_at_corner(one)
-        return statistics.median(counted(samples)) if samples else None
-
     def enough(self, samples: Sequence[float]) -> bool:
         """Return whether to stop sampling: out of time, or as close to the roofline as asked."""
         return self.late() or reached(samples, self.limit)
@@ -371,7 +369,7 @@ def _first_valid(state: _Tuning, plan: Plan) -> Record:
             one = standing.contender.candidate
             state.lose(
                 one.workload.variant.name, str(standing.outcome), standing.reason,
-                one.parameters, state.median_at_corner(one),
+                one.parameters, state.samples_at_corner(one),
             )  # fmt: skip
         if ranking.winner is not None:
             return _record(state, ranking, batch)
