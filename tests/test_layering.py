@@ -94,6 +94,8 @@ ALLOWED = {
     "record": ("errors", "key"),
     "database": ("errors", "key", "record"),
     "reference": ("errors", "problem"),
+    "completion": (),
+    "doctor": ("database", "target", "threads", "versions"),
     "page": ("key", "record", "report", "search.roofline", "page.*"),
     "page.*": ("record", "report", "search.roofline", "page.*"),
     "kernels": ("kernels.*",),

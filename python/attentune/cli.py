@@ -1,23 +1,26 @@
-"""The command line: plan, tune, show, report, run, export, bench, demo."""
+"""The command line: plan, tune, show, report, run, export, bench, doctor, completion, demo."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
-from attentune import api, models, reference, report
+from attentune import api, completion, models, reference, report
 from attentune.database import Database, default_path
 from attentune.errors import AttentuneError, InvalidParameters, InvalidTarget, RecordNotFound
 from attentune.interrupt import interruptible
@@ -53,8 +56,22 @@ class _Parser(argparse.ArgumentParser):
     """Ends with one line and exit code 1, as every other error does."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments."""
-        self.exit(1, f"attentune: {message}; see {self.prog} --help\n")
+        """Say what is wrong with the arguments, and what may have been meant."""
+        self.exit(1, f"attentune: {message}{_nearest(self, message)}; see {self.prog} --help\n")
+
+
+def _nearest(parser: argparse.ArgumentParser, message: str) -> str:
+    """Return the valid name nearest to the one that a message of argparse's complains about."""
+    _, _, choices = message.partition("(choose from ")
+    known = re.findall(r"[\w-]+", choices)
+    wrong = re.search(r"invalid choice: '([^']*)'", message)
+    if wrong is None:
+        wrong = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        commands = completion.subcommands(parser).values()
+        known = [name for one in commands for action in one._actions
+                 for name in action.option_strings]  # fmt: skip
+    near = difflib.get_close_matches(wrong[1], known, n=1) if wrong else []
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -250,6 +267,20 @@ def _parser() -> argparse.ArgumentParser:
         help="candidates to measure with --regret and --search (default: 64)",
     )
     _add_json(bench, "one JSON object a problem and number of threads")
+
+    doctor = add(
+        "doctor", _doctor, "say what this machine has, and what each of it enables",
+        "Exit code 1 if something is wrong without which nothing works.\n\n"
+        "examples:\n  attentune doctor\n  attentune doctor --json",
+    )  # fmt: skip
+    _add_json(doctor, "one JSON object a finding")
+
+    complete = add(
+        "completion", _completion, "print a script that completes commands in a shell",
+        "examples:\n  source <(attentune completion bash)\n"
+        "  attentune completion zsh > ~/.attentune-completion",
+    )  # fmt: skip
+    complete.add_argument("shell", choices=completion.SHELLS, help="which shell")
 
     demo = add(
         "demo", _demo, "tune two model shapes on this CPU, compare with TVM's lowering, check",
@@ -851,6 +882,23 @@ def _study(arguments: argparse.Namespace) -> int:
             _dump(result)
     else:
         console.print(table(results))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from attentune.doctor import examine
+
+    findings = examine()
+    if arguments.json:
+        for one in findings:
+            _dump(asdict(one))
+    else:
+        report.make_console().print(report.findings(findings))
+    return 1 if any(one.wrong for one in findings) else 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    print(completion.script(_parser(), arguments.shell, models.NAMED), end="")
     return 0
 
 

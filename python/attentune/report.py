@@ -15,6 +15,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 from rich.text import Text
 
+from attentune.doctor import Finding
 from attentune.plan import Plan
 from attentune.record import Loser, Record
 
@@ -412,6 +413,22 @@ def comparison(result: Mapping[str, Any]) -> RenderableType:
 
 def _threads(result: Mapping[str, Any]) -> str:
     return f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
+
+
+def findings(found: Iterable[Finding]) -> RenderableType:
+    """Return what a machine has, topic by topic, and what each enables."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    topic = ""
+    for one in found:
+        what = one.enables if one.wrong is None else f"WRONG, {one.wrong}"
+        first = "" if one.topic == topic else one.topic
+        table.add_row(first, one.name, one.found or "none", what)
+        topic = one.topic
+    return table
 
 
 def dispatch_line(result: Mapping[str, Any]) -> Text:
