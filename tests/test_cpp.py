@@ -61,3 +61,35 @@ def test_an_application_finds_the_package(build, tmp_path):
     )
     assert failed.returncode == 1
     assert "is not a library that attentune exported" in failed.stderr
+
+
+# TVM's own pool is not instrumented, so that what it does between its threads looks like races.
+SUPPRESSIONS = """
+called_from_lib:libtvm_runtime.so
+called_from_lib:libtvm_ffi.so
+race:libtvm_runtime.so
+"""
+
+
+def test_no_race_in_our_code(build, tmp_path):
+    source, program = tmp_path / "empty.cc", tmp_path / "empty"
+    source.write_text("int main() {}")
+    flags = ["-fsanitize=thread"]
+    probe = subprocess.run(["c++", *flags, source, "-o", program], capture_output=True, check=False)
+    if probe.returncode != 0 or subprocess.run([program], check=False).returncode != 0:
+        pytest.skip("the compiler has no thread sanitizer, or the system does not let it run")
+    suppressions = tmp_path / "suppressions"
+    suppressions.write_text(SUPPRESSIONS)
+    run("cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja",
+        f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        f"-DCMAKE_CXX_FLAGS={flags[0]}")  # fmt: skip
+    run("cmake", "--build", tmp_path / "build", "--target", "test_threads")
+    fixture = build / "tests" / "cpp" / "fixture"
+    if not fixture.exists():
+        run(sys.executable, ROOT / "tests" / "cpp" / "fixture.py", fixture)
+    done = subprocess.run(
+        [tmp_path / "build" / "tests" / "cpp" / "test_threads", fixture, "1"],
+        env={**os.environ, "TSAN_OPTIONS": f"suppressions={suppressions}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "ThreadSanitizer" in done.stderr) == (0, False), done.stderr[:4000]

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
+from conformance import AVX2
 from records import a_record
 
 import attentune
@@ -231,6 +233,51 @@ def test_what_cannot_be_exported(tmp_path):
     with pytest.raises(MissingToolchain, match="failed"):
         attentune.export_library(TEXTS[0], path=out, compiler=[sys.executable, "-c", "exit(1)"])
     assert list(tmp_path.iterdir()) == []
+
+
+ARM = {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic", "num-cores": 4}
+CROSS_COMPILER = "aarch64-linux-gnu-gcc"
+
+
+def links(compiler, folder):
+    """Whether a compiler is installed, and the libraries that it links."""
+    (folder / "empty.c").write_text("")
+    command = [compiler, "-shared", "-o", str(folder / "empty.so"), str(folder / "empty.c")]
+    return (
+        shutil.which(compiler) is not None and not subprocess.run(command, check=False).returncode
+    )
+
+
+def test_a_library_for_another_instruction_set(tmp_path):
+    path = tmp_path / "arm.so"
+    if native().arch == "aarch64":
+        pytest.skip("this is the other instruction set")
+    if not links(CROSS_COMPILER, tmp_path):
+        message = f"takes the cross compiler {CROSS_COMPILER}|{CROSS_COMPILER} failed"
+        with pytest.raises(MissingToolchain, match=message):
+            attentune.export_library(TEXTS[0], ARM, path)
+        return
+    made = attentune.export_library(TEXTS[0], ARM, path)
+    assert (made.arch, made.cpu_flags) == ("aarch64", ("asimd",))
+    assert path.read_bytes()[18:20] == b"\xb7\x00"  # ELF's number of AArch64
+    with pytest.raises(UnsupportedMachine, match="is for aarch64, and this machine is"):
+        attentune.load_library(path)
+
+
+@pytest.mark.skipif(native().arch != "x86_64", reason="needs an x86 CPU")
+def test_a_library_for_a_lesser_cpu(tmp_path, seed):
+    made = attentune.export_library(TEXTS[0], AVX2, tmp_path / "avx2.so")
+    assert "avx2" in made.cpu_flags
+    assert not [flag for flag in made.cpu_flags if flag.startswith("avx512")]
+    check(attentune.load_library(tmp_path / "avx2.so"), AttentionProblem.parse(TEXTS[0]), seed)
+
+
+def test_twenty_keys_are_small(tmp_path):
+    texts = [f"1,{heads},{heads},{seq},{seq},64,64:float32{causal}" for heads in (4, 8)
+             for seq in (64, 128, 256, 512, 1024) for causal in ("", ":causal")]  # fmt: skip
+    made = attentune.export_library(texts, path=tmp_path / "twenty.so")
+    assert len(made.entries) == 20
+    assert (tmp_path / "twenty.so").stat().st_size < 3_000_000
 
 
 def changed(path, folder, change):
