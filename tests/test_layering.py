@@ -105,7 +105,7 @@ ALLOWED = {
     "schedules.common": ("errors", "problem", "key", "target", "kernels", "kernels.*", "variant"),
     "schedules.policy": ("key", "problem", "target", "group"),
     "schedules.[!_]*": ("errors", "problem", "key", "target", "group", "kernels", "kernels.*",
-                        "variant", "schedules.common"),
+                        "variant", "schedules.common", "schedules.cuda", "schedules.cuda_*"),
 }  # fmt: skip
 # Without TVM, also at a later call; targets are described without it and resolved with it.
 NO_TVM = ("errors", "problem", "key", "group", "plan", "models", "record", "database", "reference",

@@ -176,6 +176,17 @@ def test_tensor_cores(arch, dtypes):
 
 
 @pytest.mark.parametrize(
+    ("arch", "kilobytes"),
+    [("sm_50", 48), ("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227), ("sm_100", 227)],
+)
+def test_limits_of_a_block_of_threads(arch, kilobytes):
+    target = Target.parse(f"cuda:{arch}")
+    assert (target.shared_memory_bytes, target.max_threads) == (kilobytes * 1024, 1024)
+    less = Target.parse({**target.attributes, "max_shared_memory_per_block": 4096})
+    assert less.shared_memory_bytes == 4096
+
+
+@pytest.mark.parametrize(
     ("config", "width", "cmma"),
     [
         ({"mcpu": "haswell"}, 32, ()),

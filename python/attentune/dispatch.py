@@ -63,7 +63,8 @@ class Kernel(CallableKernel):
         checked = variant.check(key, target, parameters)
         self._module = variant.scheduled(key, target, checked)
         self._built = compile_module(self._module, target)
-        super().__init__(key, variant.name, checked, self._built["main"], problem)
+        run = self._built["main"] if target.is_cpu else _refuse
+        super().__init__(key, variant.name, checked, run, problem)
         self.target = target
         self._variant = variant
         use_cores(target.num_cores)
@@ -75,12 +76,21 @@ class Kernel(CallableKernel):
 
     @property
     def assembly(self) -> str:
-        """The machine code that LLVM made of it, as assembly."""
-        return str(self._built.inspect_source("s"))
+        """What became of it: a CPU's machine code as assembly, or CUDA C."""
+        if self.target.is_cpu:
+            return str(self._built.inspect_source("s"))
+        return str(self._built.imports[0].inspect_source())
 
     def workspace(self, problem: AttentionProblem) -> int:
         """Return the bytes that a call needs beside its arrays."""
         return self._variant.workspace(problem, self.target, self._parameters)
+
+
+def _refuse(*_arguments: Any) -> None:
+    raise Unsupported(
+        "Kernels for a GPU are generated here and not called; build one for 'native', or read its "
+        "source or its assembly."
+    )
 
 
 class Dispatcher(Caller):

@@ -60,6 +60,9 @@ _CPUS = {
 }
 _ARM_EXTRAS = {"asimdhp": "fullfp16", "asimddp": "dotprod", "bf16": "bf16", "sve": "sve"}
 _TENSOR_CORES = {"float16": 70, "bfloat16": 80}
+# KB of shared memory that one block of threads may ask for, by compute capability; of those
+# between two, the lower's holds.
+_SHARED_KB = {60: 48, 70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}
 KINDS = ("llvm", "cuda")
 
 
@@ -240,8 +243,30 @@ class Target:
             return tuple(
                 dtype for dtype, name in units.items() if {"amx-tile", name} <= self.features
             )
-        number = int(self.arch.removeprefix("sm_").rstrip("af"))
-        return tuple(dtype for dtype, least in _TENSOR_CORES.items() if number >= least)
+        return tuple(
+            dtype for dtype, least in _TENSOR_CORES.items() if self.compute_capability >= least
+        )
+
+    @property
+    def compute_capability(self) -> int:
+        """A GPU's generation, 80 for sm_80; 0 for a CPU."""
+        return 0 if self.is_cpu else int(self.arch.removeprefix("sm_").rstrip("af"))
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of a GPU that one block of threads may use; 0 for a CPU."""
+        if self.is_cpu:
+            return 0
+        given = self.attributes.get("max_shared_memory_per_block")
+        if given is not None:
+            return int(given)
+        known = [kb for least, kb in _SHARED_KB.items() if least <= self.compute_capability]
+        return 1024 * (known or [48])[-1]
+
+    @property
+    def max_threads(self) -> int:
+        """Threads of a GPU that one block may have; 0 for a CPU."""
+        return 0 if self.is_cpu else int(self.attributes.get("max_threads_per_block", 1024))
 
     def to_tvm(self) -> Any:
         """Return TVM's target."""

@@ -160,11 +160,18 @@ def _points(domains: Domains) -> Iterator[dict[str, int]]:
 
 
 def _sources(function: Callable[..., Any]) -> Sequence[Path]:
-    """Return the files of a schedule and of the ``common`` module beside it, if there is one."""
-    module = sys.modules[function.__module__]
-    own = Path(inspect.getfile(function))
-    common = own.with_name("common.py")
-    needs_common = any(
-        getattr(value, "__name__", "").endswith(".common") for value in vars(module).values()
-    )
-    return [own, common] if needs_common and common.exists() else [own]
+    """Return the file of a schedule, and those beside it that it imports, as ``common``."""
+    found: list[Path] = []
+    waiting = [sys.modules[function.__module__]]
+    while waiting:
+        module = waiting.pop()
+        file = Path(inspect.getfile(module))
+        if file not in found:
+            found.append(file)
+            waiting += [
+                value
+                for value in vars(module).values()
+                if inspect.ismodule(value)
+                and Path(getattr(value, "__file__", None) or "").parent == file.parent
+            ]
+    return sorted(found)

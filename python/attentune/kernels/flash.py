@@ -22,7 +22,7 @@ from attentune.kernels import blocks, scores, script
 from attentune.kernels.spec import KernelSpec
 
 
-def flash(spec: KernelSpec, block_q: int, block_kv: int) -> Any:
+def flash(spec: KernelSpec, block_q: int, block_kv: int, *, copies: bool | None = None) -> Any:
     """Return flash attention as a PrimFunc with symbolic batch, heads, lengths and strides.
 
     Its parameters are query, key, value, [mask], [bias], out, scale, [softcap], [lower], [upper];
@@ -36,8 +36,17 @@ def flash(spec: KernelSpec, block_q: int, block_kv: int) -> Any:
         What the kernel is compiled for.
     block_q, block_kv : int
         Queries whose state is kept together, and keys between two updates of that state.
+    copies : bool, optional
+        Whether keys and values are copied, as float32, before the products read them; by default
+        only where they are narrower. What is read by many threads is worth a copy.
     """
-    return _flash.specialize(spec=spec, block_q=block_q, block_kv=block_kv, **script.absent(spec))
+    return _flash.specialize(
+        spec=spec,
+        block_q=block_q,
+        block_kv=block_kv,
+        copies=spec.widens if copies is None else copies,
+        **script.absent(spec),
+    )
 
 
 @script.jit(s_tir=True)
@@ -56,6 +65,7 @@ def _flash(
     spec: T.constexpr,
     block_q: T.constexpr,
     block_kv: T.constexpr,
+    copies: T.constexpr,
 ):
     T.func_attr({"global_symbol": "main", "tirx.noalias": True})
     batch, heads, kv_heads, seq_q, seq_kv = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
@@ -119,7 +129,7 @@ def _flash(
                             weight = T.sblock_alloc_buffer((block_kv, block_q), "float32")
                             block_sum = T.sblock_alloc_buffer((block_q,), "float32")
                             block_out = T.sblock_alloc_buffer((spec.value_dim, block_q), "float32")
-                            if spec.widens:
+                            if copies:
                                 wide_key = T.sblock_alloc_buffer(
                                     (block_kv, spec.head_dim), "float32"
                                 )
@@ -159,7 +169,7 @@ def _flash(
                                         product[vj, vi]
                                         + (
                                             wide_key[vj, vd]
-                                            if spec.widens
+                                            if copies
                                             else key[
                                                 vb,
                                                 vh // spec.group,
@@ -241,7 +251,7 @@ def _flash(
                                         block_out[vd, vi]
                                         + (
                                             wide_value[vj, vd]
-                                            if spec.widens
+                                            if copies
                                             else value[
                                                 vb,
                                                 vh // spec.group,
