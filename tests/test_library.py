@@ -1,21 +1,20 @@
 """Exported libraries: served without the compiler, checked before any code is loaded."""
 
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import threading
-import zlib
 
 import numpy as np
 import pytest
+from broken import changed, rename
 from conformance import AVX2
 from records import a_record
 
 import attentune
-from attentune import AttentionKey, AttentionProblem, manifest
+from attentune import AttentionKey, AttentionProblem, manifest, threads
 from attentune.accuracy import mismatch
 from attentune.database import Database
 from attentune.errors import (
@@ -148,12 +147,28 @@ def test_a_library_may_be_called_from_many_threads(library, seed):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
+    callers = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in callers:
         thread.start()
-    for thread in threads:
+    for thread in callers:
         thread.join()
     assert failures == []
+
+
+def test_a_kernel_called_from_another_thread_has_the_librarys_threads(path, seed):
+    library = attentune.load_library(path, threads=1)
+    problem = AttentionProblem.parse(TEXTS[0])
+    inputs = random_inputs(problem, seed)
+    counts = []
+
+    def work():
+        library[AttentionKey.from_problem(problem)](inputs["query"], inputs["key"], inputs["value"])
+        counts.append(threads._this_thread.count)
+
+    one = threading.Thread(target=work)
+    one.start()
+    one.join()
+    assert counts == [1]
 
 
 def test_two_libraries_in_one_process(path, tmp_path, seed):
@@ -280,27 +295,9 @@ def test_twenty_keys_are_small(tmp_path):
     assert (tmp_path / "twenty.so").stat().st_size < 3_000_000
 
 
-def changed(path, folder, change):
-    """Return a copy of a library whose manifest was changed, with a checksum that is right."""
-    content = path.read_bytes()
-    text = manifest.read(path).dumps()
-    code = content[: len(content) - len(text.encode()) - manifest._FOOTER.size]
-    data = json.loads(text)
-    change(data)
-    body = code + json.dumps(data).encode()
-    footer = manifest._FOOTER.pack(1, zlib.crc32(body), len(body) - len(code), b"ATTNLIB\n")
-    (folder / "changed.so").write_bytes(body + footer)
-    return folder / "changed.so"
-
-
 def test_a_kernel_that_the_code_lacks(path, tmp_path):
-    def rename(data):
-        for holder in (data, *data["keys"]):
-            for kernel in holder["kernels"]:
-                kernel["symbol"] += "x"
-
     with pytest.raises(CorruptLibrary, match="lacks the kernel"):
-        attentune.load_library(changed(path, tmp_path, rename))
+        attentune.load_library(changed(path, tmp_path / "changed.so", rename))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +311,7 @@ def test_a_kernel_that_the_code_lacks(path, tmp_path):
 )
 def test_a_manifest_that_makes_no_sense(path, tmp_path, change):
     with pytest.raises(CorruptLibrary, match="is damaged"):
-        attentune.load_library(changed(path, tmp_path, change))
+        attentune.load_library(changed(path, tmp_path / "changed.so", change))
 
 
 def test_a_file_damaged_anywhere(path, tmp_path, seed):
@@ -342,7 +339,9 @@ def test_a_file_damaged_anywhere(path, tmp_path, seed):
 )
 def test_another_machine(path, tmp_path, change, message):
     with pytest.raises(UnsupportedMachine, match=message):
-        attentune.load_library(changed(path, tmp_path, lambda data: data.update(change)))
+        attentune.load_library(
+            changed(path, tmp_path / "changed.so", lambda data: data.update(change))
+        )
 
 
 def test_output_of_the_callers(library, seed):

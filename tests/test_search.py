@@ -1,13 +1,18 @@
 """The search under groups: planted faults lose under their own class, and never win."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import planted
 import psutil
 import pytest
+from tvm.support.popen_pool import PopenPoolExecutor
 
 import attentune
 from attentune import AttentionKey, AttentionProblem
@@ -18,9 +23,11 @@ from attentune.errors import (
     NoValidCandidate,
 )
 from attentune.group import Group, Policy, always
+from attentune.interrupt import kept_apart
 from attentune.plan import make_plan
 from attentune.search.child import CandidateFailed, Child
 from attentune.search.gate import checks
+from attentune.search.measure import _shut_down
 from attentune.search.tuning import Options, tune_key
 from attentune.target import Target
 
@@ -288,6 +295,49 @@ def test_no_candidate_runs_in_the_process_in_which_one_failed(error):
         assert child.call("crash", 60, eval, "hasattr(__import__('builtins'), 'kept')") is False
     finally:
         child.close()
+
+
+def test_an_interrupt_while_a_child_starts_waits_until_it_can_be_ended(monkeypatch):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    child = Child()
+    with pytest.raises(KeyboardInterrupt), kept_apart(), contextlib.closing(child):
+        child.call("crash", 60, eval, "1")
+    (process,) = started
+    assert process.poll() is not None
+
+
+def test_a_pool_shuts_down_while_its_threads_start_processes(monkeypatch):
+    started = []
+    in_start = threading.Event()
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def slow_pipe(*arguments):
+        in_start.set()
+        time.sleep(0.3)  # the process is noted, its pipes are not
+        return fdopen(*arguments)
+
+    fdopen = os.fdopen
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(os, "fdopen", slow_pipe)
+    pool = PopenPoolExecutor(max_workers=2)
+    for _ in range(4):
+        pool.submit(time.sleep, 60)
+    assert in_start.wait(10)
+    _shut_down(pool)
+    assert started
+    assert [process.poll() is None for process in started] == [False] * len(started)
 
 
 INTERRUPTED = """

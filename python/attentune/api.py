@@ -353,9 +353,10 @@ def attention(
     1.0
     """
     dispatcher = _dispatcher(target, database, on_miss, "default", None)
-    sides = tuple(window) if isinstance(window, list) else window
-    options = (is_causal, causal_alignment, sides, scale, softcap, precision)
-    return dispatcher(query, key, value, mask, bias, options)
+    return dispatcher(
+        query, key, value, mask, bias,
+        is_causal, causal_alignment, window, scale, softcap, precision,
+    )  # fmt: skip
 
 
 def export_library(
@@ -422,6 +423,7 @@ def export_library(
     from attentune.export import write_library
 
     resolved = Target.parse(target)
+    known = _variants(variants)
     keys: list[AttentionKey] = []
     subject = database_or_keys
     if isinstance(subject, (Database, os.PathLike)) or (
@@ -435,11 +437,11 @@ def export_library(
     store, owned = _open(database)
     try:
         if database is subject and store is not None:
-            fresh = _staleness(_variants(variants))
+            stale = _staleness(known)
             keys = [
                 record.key
                 for record in store.records(str(resolved))
-                if fresh(record) is None and record.key.anchored(level) == record.key
+                if stale(record) is None and record.key.anchored(level) == record.key
             ]
             if not keys:
                 raise RecordNotFound(
@@ -447,8 +449,7 @@ def export_library(
                     "stale; tune some first."
                 )
         dispatcher = Dispatcher(
-            resolved, _variants(variants), find_policy(policy), store, on_miss,
-            extra=_names(variants),
+            resolved, known, find_policy(policy), store, on_miss, extra=_names(variants)
         )  # fmt: skip
         return write_library(keys, Path(path), dispatcher, level, compiler)
     finally:

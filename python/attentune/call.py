@@ -37,6 +37,8 @@ class CallableKernel:
         Its parameters.
     function : Callable
         The code: tensors, then scalars, as `arguments` has them.
+    cores : int
+        Threads of a call, where the calling thread has not been given another number.
     problem : AttentionProblem, optional
         Where scale, cap and window come from when a call does not give them.
     """
@@ -47,6 +49,7 @@ class CallableKernel:
         variant: str,
         parameters: Mapping[str, int],
         function: Callable[..., Any],
+        cores: int,
         problem: AttentionProblem | None = None,
     ) -> None:
         self.key = key
@@ -55,6 +58,7 @@ class CallableKernel:
         self.variant = variant
         self._parameters = dict(parameters)
         self._run = function
+        self._cores = cores
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -171,6 +175,7 @@ class CallableKernel:
         for name in ("mask", "bias"):
             if values[name] is not None:
                 values[name] = arrays.readable(values[name], unit_innermost=False)
+        ensure_cores(self._cores)
         self._run(*arguments.tensors(self.spec, problem, values, out), *scalars)
         return out
 
@@ -201,12 +206,9 @@ class Caller:
     ----------
     choose : Callable
         ``choose(problem)`` gives the kernel that serves a problem.
-    cores : int
-        Threads of a call, where the calling thread has not been given another number.
     """
 
-    def __init__(self, choose: Callable[[AttentionProblem], CallableKernel], cores: int) -> None:
-        self._cores = cores
+    def __init__(self, choose: Callable[[AttentionProblem], CallableKernel]) -> None:
         self._chooser = choose
         self._calls: dict[Any, Call] = {}
 
@@ -217,10 +219,11 @@ class Caller:
         value: Any,
         mask: Any,
         bias: Any,
-        options: tuple[Any, ...],
+        *options: Any,
         out: Any = None,
     ) -> Any:
         """Compute attention; ``options`` are `OPTIONS`' values in their order."""
+        options = tuple(tuple(one) if isinstance(one, list) else one for one in options)
         try:
             signature = (
                 type(query), query.shape, key.shape, value.shape,
@@ -244,7 +247,6 @@ class Caller:
         check_out(out, call.problem, values)
         if call.kernel is None:
             return nothing(query, call.problem, out)
-        ensure_cores(self._cores)
         return call.kernel.run(call.problem, values, call.scalars, out)
 
     def forget(self) -> None:

@@ -32,6 +32,7 @@ from attentune.target import Target, native
 from attentune.threads import available_cores
 
 if TYPE_CHECKING:
+    from attentune.call import CallableKernel
     from attentune.page import Entry
     from attentune.search.roofline import Peaks
 
@@ -701,9 +702,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _run_library(arguments: argparse.Namespace) -> int:
     """Check a library's results; the reference needs no compiler either."""
-    import numpy as np
-
-    from attentune.accuracy import mismatch
+    from attentune.call import OPTIONS
     from attentune.search.inputs import random_inputs
 
     library = api.load_library(arguments.library)
@@ -712,27 +711,15 @@ def _run_library(arguments: argparse.Namespace) -> int:
     for problem in _some_problems(arguments):
         inputs = random_inputs(problem, arguments.seed)
         kernel = library.kernel(problem)
-        options: dict[str, Any] = {
-            name: getattr(problem, name)
-            for name in ("is_causal", "causal_alignment", "window", "scale", "softcap", "precision")
-        }
+        options: dict[str, Any] = {name: getattr(problem, name) for name in OPTIONS}
         arrays: dict[str, Any] = {
             name: inputs.get(name) for name in ("query", "key", "value", "mask", "bias")
         }
         begin = time.perf_counter()
         out = library(**arrays, **options)
         seconds = time.perf_counter() - begin
-        expected = reference.expected(problem, inputs)
-        magnitude = float(np.abs(inputs["value"].astype(np.float32)).max(initial=0.0))
-        result = {
-            "problem": str(problem),
-            "variant": kernel.variant,
-            "parameters": kernel.parameters,
-            "tuned": library.steps["miss"] == 0,
-            "seconds": seconds,
-            "error": float(np.abs(np.asarray(out, np.float64) - expected).max(initial=0.0)),
-            "wrong": mismatch(out, expected, problem.dtype, magnitude),
-        }
+        tuned = library.steps["miss"] == 0
+        result = _outcome(problem, kernel, tuned, inputs, out, seconds)
         right &= result["wrong"] is None
         if arguments.json:
             _dump(result)
@@ -791,8 +778,6 @@ def _check(
         problem, variant, parameters, tuned (whether a record was served), seconds (median of a
         call), error (greatest difference from the reference) and wrong (what differs, or None).
     """
-    import numpy as np
-
     from attentune import bench
     from attentune.search.inputs import random_inputs
 
@@ -800,15 +785,31 @@ def _check(
     kernel, tuned = bench.find_kernel(problem, target, database)
     one = bench.contestant(kernel, problem, inputs, tuned)
     out = one.call()
-    expected = reference.expected(problem, inputs)
     timing = bench.interleave([one], rounds=1, block_seconds=RUN_SECONDS, gap_seconds=0.0)
+    return _outcome(problem, kernel, tuned, inputs, out, timing[one.name].seconds)
+
+
+def _outcome(
+    problem: AttentionProblem,
+    kernel: CallableKernel,
+    tuned: bool,
+    inputs: Mapping[str, Any],
+    out: Any,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return what a run of a kernel came to, compared with the reference; see `_check`."""
+    import numpy as np
+
+    from attentune import bench
+
+    expected = reference.expected(problem, inputs)
     error = np.abs(np.asarray(out, np.float64) - expected)
     return {
         "problem": str(problem),
         "variant": kernel.variant,
         "parameters": kernel.parameters,
         "tuned": tuned,
-        "seconds": timing[one.name].seconds,
+        "seconds": seconds,
         "error": float(error.max(initial=0.0)),
         "wrong": bench.difference(problem, inputs, out, expected),
     }

@@ -64,10 +64,11 @@ class Kernel(CallableKernel):
         self._module = variant.scheduled(key, target, checked)
         self._built = compile_module(self._module, target)
         run = self._built["main"] if target.is_cpu else _refuse
-        super().__init__(key, variant.name, checked, run, problem)
+        super().__init__(key, variant.name, checked, run, target.num_cores, problem)
         self.target = target
         self._variant = variant
-        use_cores(target.num_cores)
+        if target.is_cpu:
+            use_cores(target.num_cores)
 
     @property
     def source(self) -> str:
@@ -131,7 +132,7 @@ class Dispatcher(Caller):
             raise InvalidParameters(
                 f"on_miss is {on_miss!r}; it must be one of {', '.join(ON_MISS)}."
             )
-        super().__init__(self._kernel_for, target.num_cores)
+        super().__init__(self._kernel_for)
         self.target = target
         self.variants = variants
         self.policy = policy

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attentune.database import default_path
-from attentune.target import Target, native
+from attentune.target import C_COMPILERS, Target, cross_compiler, native
 from attentune.threads import available_cores
 from attentune.versions import PINNED, installed
 
@@ -26,9 +26,9 @@ _OPTIONAL = {
     "onnx": "ONNX models",
 }
 _TOOLS = (
-    (("cc", "gcc", "clang"), "export: linking libraries for this machine"),
+    (C_COMPILERS, "export: linking libraries for this machine"),
     (("cmake",), "building programs that call a library from C++"),
-    (("aarch64-linux-gnu-gcc",), "export --target for 64-bit Arm"),
+    ((cross_compiler("aarch64"),), "export --target for 64-bit Arm"),
     (("qemu-aarch64", "qemu-aarch64-static"), "running such libraries here"),
     (("nvcc",), "compiling CUDA kernels to machine code"),
     (("nvdisasm",), "looking at their machine code"),

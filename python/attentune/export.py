@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from attentune.kernels.spec import KernelSpec
 from attentune.key import AttentionKey
 from attentune.manifest import Choice, Code, Entry, Manifest
 from attentune.problem import AttentionProblem
-from attentune.target import Target, native
+from attentune.target import C_COMPILERS, Target, cross_compiler, native
 from attentune.variant import Variant
 from attentune.versions import current_versions
 
@@ -81,14 +82,15 @@ def write_library(
     entries = []
     for key, candidates in chosen.items():
         choices = []
+        # Unlike what is tuned, not bounded.
+        corner = key.representative(max_scores=None)
         for variant, parameters in candidates:
             code = _code(key, variant, parameters)
             if code.symbol not in codes:
                 codes[code.symbol] = code
                 scheduled = variant.scheduled(key, target, parameters)
                 functions[code.symbol] = scheduled["main"].with_attr("global_symbol", code.symbol)
-            choices.append(_choice(code, key, variant, target))
-        corner = _corner(key)
+            choices.append(_choice(code, corner, variant, target))
         scores = corner.q_heads * corner.seq_q * corner.seq_kv
         entries.append(Entry(key, scores, tuple(choices)))
     manifest = Manifest(
@@ -135,20 +137,9 @@ def _code(key: AttentionKey, variant: Variant, parameters: Mapping[str, int]) ->
     return Code(symbol, variant.name, dict(parameters), variant.fingerprint())
 
 
-def _choice(code: Code, key: AttentionKey, variant: Variant, target: Target) -> Choice:
-    corner = _corner(key)
-    empty = _corner(key, batch=0)
-    fixed = variant.workspace(empty, target, code.parameters)
+def _choice(code: Code, corner: AttentionProblem, variant: Variant, target: Target) -> Choice:
+    fixed = variant.workspace(replace(corner, batch=0), target, code.parameters)
     return Choice(code.symbol, fixed, variant.workspace(corner, target, code.parameters) - fixed)
-
-
-def _corner(key: AttentionKey, batch: int = 1) -> AttentionProblem:
-    """Return the greatest problem of a key's bucket; unlike what is tuned, not bounded."""
-    groups = max(key.total_batches // key.group, 1)
-    return AttentionProblem(
-        batch, groups * key.group, groups, key.seq_q, key.seq_kv, key.head_dim, key.value_dim,
-        key.query_dtype,
-    )  # fmt: skip
 
 
 def find_linker(target: Target) -> list[str]:
@@ -160,10 +151,9 @@ def find_linker(target: Target) -> list[str]:
         Naming the compiler that was looked for.
     """
     if target.arch == native().arch:
-        names = ["cc", "gcc", "clang"]
-        wanted = "a C compiler"
+        names, wanted = list(C_COMPILERS), "a C compiler"
     else:
-        names = [f"{target.arch}-linux-gnu-gcc"]
+        names = [cross_compiler(target.arch)]
         wanted = f"the cross compiler {names[0]}"
     for name in names:
         found = shutil.which(name)

@@ -115,7 +115,10 @@ def kept_apart() -> Iterator[Callable[[], bool]]:
     def on_signal(number: int, frame: Any) -> None:
         nonlocal pressed
         pressed = True
-        before(number, frame)
+        if _put_off:
+            _put_off[-1] = True
+        else:
+            before(number, frame)
 
     signal.signal(signal.SIGINT, on_signal)
     try:
@@ -127,6 +130,30 @@ def kept_apart() -> Iterator[Callable[[], bool]]:
     finally:
         signal.signal(signal.SIGINT, before)
     if pressed:
+        raise KeyboardInterrupt
+
+
+# For each `uninterrupted` block that the main thread is in, whether Ctrl-C was pressed.
+_put_off: list[bool] = []
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within `kept_apart`, put Ctrl-C off until the block ends.
+
+    A process that was started and not noted, or one of several that are being ended, would stay.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals interrupt the main thread alone
+        return
+    _put_off.append(False)
+    try:
+        yield
+    finally:
+        pressed = _put_off.pop()
+        if pressed and _put_off:
+            _put_off[-1] = True
+    if pressed and not _put_off:
         raise KeyboardInterrupt
 
 

@@ -131,19 +131,15 @@ class AttentionKey:
             How coarsely counts are anchored, one of `LEVELS`.
         """
         p = problem
-        window = None
-        if p.window is not None:
-            left, right = (None if s is None else anchor(s, level) for s in p.window)
-            window = (left, right)
         diagonal = p.is_causal or p.window is not None
-        return cls(
+        exact = cls(
             query_dtype=p.dtype,
             key_dtype=p.dtype,
             value_dtype=p.dtype,
             out_dtype=p.dtype,
-            total_batches=anchor(p.batch * p.q_heads, level),
-            seq_q=anchor(p.seq_q, level),
-            seq_kv=anchor(p.seq_kv, level),
+            total_batches=p.batch * p.q_heads,
+            seq_q=p.seq_q,
+            seq_kv=p.seq_kv,
             head_dim=p.head_dim,
             value_dim=p.value_dim,
             group=p.group,
@@ -152,11 +148,12 @@ class AttentionKey:
             bias_dtype=p.bias_dtype or "none",
             causal=p.is_causal,
             alignment=p.causal_alignment if diagonal else "none",
-            window=window,
+            window=p.window,
             softcap=p.softcap is not None,
             precision=p.precision,
             layout=p.layout,
         )
+        return exact.anchored(level)
 
     def anchored(self, level: str = "balanced") -> AttentionKey:
         """Return the key with its counts anchored at a level: itself, if it is of that level."""
@@ -172,7 +169,7 @@ class AttentionKey:
             window=window,
         )
 
-    def representative(self, max_scores: int = 1 << 28) -> AttentionProblem:
+    def representative(self, max_scores: int | None = 1 << 28) -> AttentionProblem:
         """Return the problem that is tuned for this key: the upper corner of its bucket.
 
         It does not depend on the call that asked for the key, so that the order of calls never
@@ -182,13 +179,14 @@ class AttentionKey:
 
         Parameters
         ----------
-        max_scores : int
+        max_scores : int, optional
             Bound on ``heads * seq_q * seq_kv``: beyond it there are fewer heads, but never less
-            than one group, so that tuning fits in memory and time.
+            than one group, so that tuning fits in memory and time. None for no bound.
         """
         groups = max(self.total_batches // self.group, 1)
         scores = max(self.group * self.seq_q * self.seq_kv, 1)
-        groups = max(min(groups, max_scores // scores), 1)
+        if max_scores is not None:
+            groups = max(min(groups, max_scores // scores), 1)
         heads = groups * self.group
         stored = {
             "none": None,

@@ -67,14 +67,14 @@ class Library(Mapping[AttentionKey, CallableKernel]):
         self.on_miss = on_miss
         self.memory_bytes = memory_bytes
         self.steps: Counter[str] = Counter()
+        self._cores = threads or available_cores()
         self._codes = {code.symbol: code for code in self.manifest.codes}
         self._functions = self._load()
         self._keys = {
             entry.key: self._kernel(entry.key, entry.choices[0]) for entry in self.manifest.entries
         }
-        cores = threads or available_cores()
-        use_cores(cores)
-        self._call = Caller(self._choose, cores)
+        use_cores(self._cores)
+        self._call = Caller(self._choose)
 
     def __call__(
         self,
@@ -113,9 +113,10 @@ class Library(Mapping[AttentionKey, CallableKernel]):
         RecordNotFound
             If no kernel of the library serves the call.
         """  # noqa: E501 - numpydoc wants the names of one entry on one line
-        sides = tuple(window) if isinstance(window, list) else window
-        options = (is_causal, causal_alignment, sides, scale, softcap, precision)
-        return self._call(query, key, value, mask, bias, options, out)
+        return self._call(
+            query, key, value, mask, bias,
+            is_causal, causal_alignment, window, scale, softcap, precision, out=out,
+        )  # fmt: skip
 
     def __getitem__(self, key: AttentionKey) -> CallableKernel:
         return self._keys[key]
@@ -160,7 +161,8 @@ class Library(Mapping[AttentionKey, CallableKernel]):
 
     def _kernel(self, key: AttentionKey, choice: Choice) -> CallableKernel:
         code = self._codes[choice.symbol]
-        return CallableKernel(key, code.variant, code.parameters, self._functions[choice.symbol])
+        function = self._functions[choice.symbol]
+        return CallableKernel(key, code.variant, code.parameters, function, self._cores)
 
     def _choose(self, problem: AttentionProblem) -> CallableKernel:
         key = AttentionKey.from_problem(problem, self.manifest.level)

@@ -121,8 +121,7 @@ class Record:
     @property
     def seconds(self) -> float:
         """Median of the samples that count: the first does not, once there are three."""
-        samples = self.seconds_all
-        return statistics.median(samples[1:] if len(samples) >= 3 else samples)
+        return statistics.median(counted(self.seconds_all))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON data, with the schema's version."""
@@ -203,6 +202,14 @@ class Record:
         except json.JSONDecodeError as error:
             raise CorruptRecord(f"A record is not JSON: {error}.") from None
         return cls.from_json(data)
+
+
+def counted(samples: Sequence[float]) -> Sequence[float]:
+    """Return the samples that count: all but the first, once there are three.
+
+    The first one still pays for caches and clocks that the warm-up did not settle.
+    """
+    return samples[1:] if len(samples) >= 3 else samples
 
 
 def stale_reason(

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,9 +15,11 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 from rich.text import Text
 
-from attentune.doctor import Finding
 from attentune.plan import Plan
 from attentune.record import Loser, Record
+
+if TYPE_CHECKING:
+    from attentune.doctor import Finding
 
 # Output that goes to a file or a pipe is not folded to a terminal's 80 columns.
 PIPE_WIDTH = 140

@@ -64,6 +64,8 @@ _TENSOR_CORES = {"float16": 70, "bfloat16": 80}
 # between two, the lower's holds.
 _SHARED_KB = {60: 48, 70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}
 KINDS = ("llvm", "cuda")
+# What links for this machine, the first that is found.
+C_COMPILERS = ("cc", "gcc", "clang")
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,11 @@ def _to_tvm(config: str) -> Any:
         reason = str(error).strip().splitlines()[0]
         raise InvalidTarget(f"TVM does not accept the target {config}: {reason}") from None
     return resolved if resolved.kind.name == "llvm" else resolved.with_host("llvm")
+
+
+def cross_compiler(arch: str) -> str:
+    """Return the name of the command that links for another instruction set."""
+    return f"{arch}-linux-gnu-gcc"
 
 
 @cache

@@ -1,16 +1,15 @@
 """Export the library that the C++ tests load, and write down what Python chooses and computes."""
 
-import json
 import random
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from broken import changed, rename
 
 import attentune
-from attentune import AttentionKey, AttentionProblem, manifest
+from attentune import AttentionKey, AttentionProblem
 from attentune.library import workspace
 from attentune.search.inputs import random_inputs
 
@@ -131,28 +130,13 @@ def write_call(folder, number, text):
 def write_broken(folder, path):
     """Write libraries that must be refused."""
     content = path.read_bytes()
-    text = manifest.read(path).dumps()
-    code = content[: len(content) - len(text.encode()) - manifest._FOOTER.size]
-
-    def changed(name, change):
-        data = json.loads(text)
-        change(data)
-        body = code + json.dumps(data).encode()
-        footer = manifest._FOOTER.pack(1, zlib.crc32(body), len(body) - len(code), b"ATTNLIB\n")
-        (folder / name).write_bytes(body + footer)
-
-    def rename(data):
-        for holder in (data, *data["keys"]):
-            for kernel in holder["kernels"]:
-                kernel["symbol"] += "x"
-
     (folder / "cut.so").write_bytes(content[: len(content) // 2])
     (folder / "flipped.so").write_bytes(content[:999] + bytes([content[999] ^ 1]) + content[1000:])
-    changed("schema.so", lambda data: data.update(schema=2))
-    changed("arch.so", lambda data: data.update(arch="sparc"))
-    changed("features.so", lambda data: data.update(cpu_flags=["amx9"]))
-    changed("nonsense.so", lambda data: data.pop("keys"))
-    changed("missing.so", rename)
+    changed(path, folder / "schema.so", lambda data: data.update(schema=2))
+    changed(path, folder / "arch.so", lambda data: data.update(arch="sparc"))
+    changed(path, folder / "features.so", lambda data: data.update(cpu_flags=["amx9"]))
+    changed(path, folder / "nonsense.so", lambda data: data.pop("keys"))
+    changed(path, folder / "missing.so", rename)
 
 
 def main():

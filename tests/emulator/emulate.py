@@ -13,6 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from attentune import arrays
 from attentune.compile import PIPELINE
 
 HERE = Path(__file__).parent
@@ -93,7 +94,7 @@ class Program:
         self._host = codegen_build(host_passes()(host), tvm.target.Target("llvm"))
 
     def __call__(self, *arguments):
-        ranges = [_range(a) for a in arguments if not isinstance(a, (int, float))]
+        ranges = [arrays.span(a) for a in arguments if not isinstance(a, (int, float))]
         for name, launch in self.launches.items():
             launch.ranges = ranges
             # Workspace between kernels is allocated by the host code, which does not tell where.
@@ -115,15 +116,6 @@ def _ctype(parameter):
     text = str(parameter.ty)
     known = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float32": ctypes.c_float}
     return None if "handle" in text else known[text]
-
-
-def _range(tensor):
-    itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8 if hasattr(
-        tensor.dtype, "bits") else tensor.dtype.itemsize  # fmt: skip
-    steps = zip(tensor.shape, tensor.strides, strict=True)
-    last = sum((extent - 1) * stride for extent, stride in steps)
-    begin = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.data
-    return begin, begin + (last + 1) * itemsize
 
 
 def _compile(text, name, *flags):

@@ -12,7 +12,7 @@ from pathlib import Path
 from attentune.page.charts import Bar, bars, roofline
 from attentune.page.markup import Markup, join, tag
 from attentune.page.trace import trace_lines
-from attentune.record import Loser, Record
+from attentune.record import Loser, Record, counted
 from attentune.report import duration, settings, short_target, size
 from attentune.search.roofline import Peaks, ideal, work
 
@@ -268,15 +268,10 @@ def _name(one: Record | Loser) -> str:
 
 
 def _bars(record: Record, ranked: Sequence[Loser]) -> Markup:
-    rows = [Bar(_name(record), record.seconds, _counted(record.seconds_all), True)]
-    rows += [Bar(_name(one), one.seconds or 0.0, _counted(one.seconds_all)) for one in ranked]
+    rows = [Bar(_name(record), record.seconds, counted(record.seconds_all), True)]
+    rows += [Bar(_name(one), one.seconds or 0.0, counted(one.seconds_all)) for one in ranked]
     note = "Medians; whiskers from the least to the greatest sample that counts."
     return tag("div", bars(rows), tag("p", note, class_="quiet"))
-
-
-def _counted(samples: Sequence[float]) -> Sequence[float]:
-    """Return the samples that the median is of, as `Record.seconds` has it."""
-    return samples[1:] if len(samples) >= 3 else samples
 
 
 def _roof(entry: Entry, ranked: Sequence[Loser]) -> Markup:

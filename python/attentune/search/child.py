@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm.support.popen_pool import PopenWorker, kill_child_processes
 
+from attentune.interrupt import uninterrupted
 from attentune.search.failure import Failure, classify
 
 
@@ -35,7 +36,7 @@ class Child:
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self.restarts = 0
-        self._process = PopenWorker(initializer=limit_memory, initargs=(memory_bytes,))
+        self._process = _Worker(initializer=limit_memory, initargs=(memory_bytes,))
 
     def call(
         self, stage: str, seconds: float, function: Callable[..., Any], *arguments: Any
@@ -77,20 +78,28 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
-        end(self._process)
+        with uninterrupted():
+            self._process.kill()
 
 
-def end(worker: PopenWorker) -> None:
-    """Kill the process of a worker, and only then close its pipes.
+class _Worker(PopenWorker):
+    """A worker whose process is not lost to a Ctrl-C between its start and its being noted."""
 
-    A thread may be waiting at one of them; closing it waits for that thread, which waits for a
-    build to end.
+    def _start(self) -> None:
+        with uninterrupted():
+            super()._start()
+
+
+def stop(worker: PopenWorker) -> None:
+    """Kill the process of a worker that another thread uses, and leave the rest to that thread.
+
+    Closing its pipes would wait for the thread, which waits for a build to end; and the thread may
+    just be starting the process, before there are any pipes.
     """
     process = worker._proc
     if process is not None:
         kill_child_processes(process.pid)
         process.kill()
-    worker.kill()
 
 
 def limit_memory(memory_bytes: int | None) -> None:

@@ -27,10 +27,11 @@ from tvm.support.tar import tar
 from attentune import arguments
 from attentune.compile import compile_module
 from attentune.errors import CorruptDatabase
+from attentune.interrupt import uninterrupted
 from attentune.kernels.spec import KernelSpec
 from attentune.problem import AttentionProblem
 from attentune.search import remote
-from attentune.search.child import CandidateFailed, Child, end, limit_memory
+from attentune.search.child import CandidateFailed, Child, limit_memory, stop
 from attentune.search.failure import Failure, classify
 from attentune.search.inputs import aligned, random_inputs
 from attentune.search.remote import Tracker
@@ -140,7 +141,7 @@ def search(
         end_runner = runner._inst.child.close
     else:
         runner = remote.runner(tracker, spec, problem, EVALUATOR, run_seconds)
-        end_runner = partial(runner._inst.pool.shutdown, wait=False)
+        end_runner = partial(_shut_down, runner._inst.pool)
     measured: list[Measured] = []
 
     def keep(one: Measured) -> None:
@@ -292,8 +293,9 @@ def _interruptible(builder: Any, end_runner: Callable[[], None]) -> Iterator[Non
         if not builder._inst.stopped:
             raise
     finally:
-        _shut_down(builder._inst.pool)
-        end_runner()
+        with uninterrupted():
+            _shut_down(builder._inst.pool)
+            end_runner()
 
 
 def _shut_down(pool: PopenPoolExecutor) -> None:
@@ -302,7 +304,7 @@ def _shut_down(pool: PopenPoolExecutor) -> None:
     threads.shutdown(wait=False, cancel_futures=True)
     while any(thread.is_alive() for thread in threads._threads):
         for worker in list(pool._worker_map.values()):
-            end(worker)
+            stop(worker)
         time.sleep(0.01)
     pool.shutdown(wait=False)
 

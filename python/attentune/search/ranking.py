@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from attentune.record import counted
+
 T = TypeVar("T")
 
 WARM_UPS = 1
@@ -123,14 +125,6 @@ class Ranking(Generic[T]):
     def losers(self) -> tuple[Standing[T], ...]:
         """Everybody but the winner, in order."""
         return self.standings if self.winner is None else self.standings[1:]
-
-
-def counted(samples: Sequence[float]) -> Sequence[float]:
-    """Return the samples that count: all but the first, once there are three.
-
-    The first one still pays for caches and clocks that the warm-up did not settle.
-    """
-    return samples[1:] if len(samples) >= 3 else samples
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from attentune.kernels.spec import KernelSpec
 from attentune.key import AttentionKey
 from attentune.plan import Plan
 from attentune.problem import AttentionProblem
-from attentune.record import Loser, Record
+from attentune.record import Loser, Record, counted
 from attentune.search import gate
 from attentune.search.bucket import PROBES, members
 from attentune.search.child import CandidateFailed
@@ -28,7 +28,6 @@ from attentune.search.ranking import (
     Contender,
     MeasurementFailed,
     Ranking,
-    counted,
     rank,
 )
 from attentune.search.remote import Tracker
