@@ -194,8 +194,18 @@ def test_trials_are_kept_and_shared():
 def test_the_cost_model_is_kept_and_a_damaged_one_is_named(tmp_path):
     model = tmp_path / "model.tar"
     problem = AttentionProblem.parse("1,2,2,64,64,32,32:float32")
+    guesses = []
     for _ in range(2):
-        attentune.tune(problem, trials=24, database=tmp_path / "records.sqlite", retune=True)
+        events = []
+        attentune.tune(
+            problem, trials=24, database=tmp_path / "records.sqlite", retune=True,
+            on_event=events.append,
+        )  # fmt: skip
+        guesses.append([e["guess"] for e in events if e["event"] == "measured"])
+    cold, warm = guesses
+    assert cold[:16] == [None] * 16
+    # Shares of the fastest one's speed: training that diverged would guess far beyond.
+    assert all(-1 < guess < 2 for guess in warm)
     kept = tmp_path / "records.sqlite.cost-model.tar"
     assert kept.exists()
     model.write_bytes(b"no archive")

@@ -34,6 +34,7 @@ EVENTS: dict[str, dict[str, str]] = {
         "variant": "name",
         "parameters": "object of whole numbers",
         "seconds": "time at the representative, null if it failed",
+        "guess": "cost model's score of it before, the greater the faster; null if untrained",
         "outcome": "null, or the class of the failure",
     },
     "lost": {

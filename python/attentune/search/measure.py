@@ -47,6 +47,9 @@ MAX_ROUND = 16
 TRIAL_SECONDS = 0.6
 # XGBoost guesses at random until it has seen this many candidates.
 WARM_UP = 16
+# MetaSchedule's guess of a kernel is a sum over its stores, each of which learns the whole error: a
+# rate above 2 / stores diverges, as its default of 0.2 does with the 20 stores of flash attention.
+LEARNING_RATE = 0.02
 # How candidates are proposed. The populations are small since the spaces are: a few hundred
 # points, of which replaying each takes tens of milliseconds.
 STRATEGIES: dict[str, Callable[[], Any]] = {
@@ -74,6 +77,9 @@ class Measured:
         Why it failed.
     trace : Any
         The schedule's trace, as JSON.
+    guess : float or None
+        The cost model's score before it was measured, the greater the faster; None while the model
+        is not trained.
     """
 
     workload: Workload
@@ -81,6 +87,7 @@ class Measured:
     seconds: float | None
     failure: Failure | None
     trace: Any
+    guess: float | None = None
 
 
 def search(
@@ -163,7 +170,7 @@ def search(
             for index, workload in enumerate(workloads)
         ]
         model = _CostModel(cost_model)
-        with _interruptible(builder, end_runner):
+        with _interruptible(builder, end_runner), _no_tables():
             ms.tune.tune_tasks(
                 tasks=contexts,
                 task_weights=[1.0] * len(contexts),
@@ -175,7 +182,8 @@ def search(
                 database=ms.database.MemoryDatabase(),
                 cost_model=model.model,
                 measure_callbacks=[
-                    _Collect(list(workloads), keep),
+                    # Before the model learns from the same candidates.
+                    _Collect(list(workloads), contexts, model, keep),
                     ms.measure_callback.AddToDatabase(),
                     ms.measure_callback.UpdateCostModel(),
                     ms.measure_callback.RemoveBuildArtifact(),
@@ -314,7 +322,11 @@ class _CostModel:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.model = ms.cost_model.XGBModel(num_warmup_samples=WARM_UP, num_tuning_cores=1)
+        self.model = ms.cost_model.XGBModel(
+            config=ms.cost_model.xgb_model.XGBConfig(eta=LEARNING_RATE),
+            num_warmup_samples=WARM_UP,
+            num_tuning_cores=1,
+        )
         if path is not None and path.exists():
             try:
                 with _quiet():
@@ -324,6 +336,13 @@ class _CostModel:
                     f"The cost model {path} cannot be read ({type(error).__name__}); delete it, "
                     "and the next search starts without one."
                 ) from error
+
+    def guesses(self, context: Any, candidates: Sequence[Any]) -> list[float | None]:
+        """Return what the model expects of candidates; an untrained one would draw at random."""
+        inner = self.model._inst
+        if inner.booster is None or inner.data_size < WARM_UP:
+            return [None] * len(candidates)
+        return [float(score) for score in self.model.predict(context, candidates)]
 
     def save(self) -> None:
         """Keep the model. Another process may do the same: the last one's stays, whole."""
@@ -371,9 +390,17 @@ def allocate(spec: KernelSpec, problem: AttentionProblem) -> list[Any]:
 class _Collect(ms.measure_callback.PyMeasureCallback):
     """Keep every result with its error's text, which MetaSchedule's database drops."""
 
-    def __init__(self, workloads: list[Workload], keep: Callable[[Measured], None]) -> None:
+    def __init__(
+        self,
+        workloads: list[Workload],
+        contexts: list[Any],
+        model: _CostModel,
+        keep: Callable[[Measured], None],
+    ) -> None:
         super().__init__()
         self.workloads = workloads
+        self.contexts = contexts
+        self.model = model
         self.keep = keep
 
     def apply(
@@ -385,7 +412,8 @@ class _Collect(ms.measure_callback.PyMeasureCallback):
         runs: Sequence[Any],
     ) -> None:
         workload = self.workloads[task_id]
-        for candidate, build, run in zip(candidates, builds, runs, strict=True):
+        guesses = self.model.guesses(self.contexts[task_id], candidates)
+        for candidate, build, run, guess in zip(candidates, builds, runs, guesses, strict=True):
             failure = None
             seconds = None
             if build.error_msg is not None:
@@ -396,9 +424,8 @@ class _Collect(ms.measure_callback.PyMeasureCallback):
                 times = sorted(float(t) for t in run.run_secs)
                 seconds = times[len(times) // 2]
             trace = candidate.sch.trace
-            self.keep(
-                Measured(workload, workload.parameters(trace), seconds, failure, trace.as_json())
-            )
+            parameters = workload.parameters(trace)
+            self.keep(Measured(workload, parameters, seconds, failure, trace.as_json(), guess))
 
 
 @contextlib.contextmanager
@@ -425,6 +452,18 @@ def _silent() -> logging.Logger:
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     return logger
+
+
+@contextlib.contextmanager
+def _no_tables() -> Iterator[None]:
+    """Keep MetaSchedule from printing its tables in a notebook, past its logger and with pandas."""
+    name = "s_tir.meta_schedule.using_ipython"
+    asked = tvm.get_global_func(name)
+    tvm.register_global_func(name, lambda: False, override=True)
+    try:
+        yield
+    finally:
+        tvm.register_global_func(name, asked, override=True)
 
 
 @contextlib.contextmanager

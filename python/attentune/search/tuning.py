@@ -194,7 +194,7 @@ class _Tuning:
             self.measured += 1
             self.emit(
                 {"event": "measured", "variant": one.workload.variant.name,
-                 "parameters": dict(one.parameters), "seconds": one.seconds,
+                 "parameters": dict(one.parameters), "seconds": one.seconds, "guess": one.guess,
                  "outcome": one.failure.outcome if one.failure else None}
             )  # fmt: skip
             if one.failure is not None:
