@@ -3,8 +3,10 @@ BIN := $(VENV)/bin
 # Keeps pytest from starting one TVM per core of a large machine.
 PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: install demo test test-fast lint bench clean
 .DELETE_ON_ERROR:
+
+install: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/attentune demo
