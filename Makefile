@@ -2,8 +2,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Keeps pytest from starting one TVM per core of a large machine.
 PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist worksteal
+# What the reference describes: the package, and what variants and policies are written with.
+REFERENCE := attentune attentune.group attentune.variant attentune.schedules.common \
+  attentune.schedules.policy attentune.record attentune.library attentune.torch
 
-.PHONY: install demo test test-fast lint bench clean
+.PHONY: install demo test test-fast lint bench docs clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -21,6 +24,10 @@ lint: $(VENV)/.installed-test build/typed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The reference, as pages to open in a browser.
+docs: $(VENV)/.installed-test
+	$(BIN)/pdoc --docformat numpy --output-directory build/reference $(REFERENCE)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/attentune bench

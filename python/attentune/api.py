@@ -158,9 +158,9 @@ def tune(
     Examples
     --------
     >>> import attentune
-    >>> records = attentune.tune("1,2,2,64,64,32,32:float32", trials=4)  # doctest: +SKIP
-    >>> records[0].variant  # doctest: +SKIP
-    'flash_unit'
+    >>> (record,) = attentune.tune("1,2,2,64,64,32,32:float32", trials=2, database="tuned.sqlite")
+    >>> record.variant in record.batch
+    True
     """
     check_versions()
     from attentune.search.tuning import Options, tune_key
@@ -237,6 +237,21 @@ def build(
     Kernel
         Callable as ``kernel(query, key, value, mask=None, bias=None)``, with ``.variant``,
         ``.parameters`` and ``.source``.
+
+    Raises
+    ------
+    RecordNotFound
+        With ``on_miss="error"``.
+    Unsupported
+        If no variant can serve the problem on the target.
+
+    Examples
+    --------
+    >>> import numpy as np, attentune
+    >>> kernel = attentune.build("1,2,2,16,16,8,8:float32:causal")
+    >>> q = np.ones((1, 2, 10, 8), np.float32)
+    >>> kernel(q, q, q).shape
+    (1, 2, 10, 8)
     """
     dispatcher = _dispatcher(target, database, on_miss, policy, variants)
     if isinstance(problem_or_key, AttentionKey):
@@ -416,7 +431,9 @@ def export_library(
     Examples
     --------
     >>> import attentune
-    >>> attentune.export_library(["1,8,8,64,64,64,64:float32"], path="x.so")  # doctest: +SKIP
+    >>> manifest = attentune.export_library(["1,2,2,16,16,8,8:float32"], path="attention.so")
+    >>> [str(entry.key.representative()) for entry in manifest.entries]
+    ['1,2,2,16,16,8,8:float32']
     """
     check_versions()
     from attentune.dispatch import Dispatcher
@@ -493,8 +510,12 @@ def load_library(
     Examples
     --------
     >>> import attentune
-    >>> library = attentune.load_library("attention.so")  # doctest: +SKIP
-    >>> library(query, key, value, is_causal=True)  # doctest: +SKIP
+    >>> import numpy as np
+    >>> _ = attentune.export_library(["1,2,2,16,16,8,8:float32"], path="attention.so")
+    >>> library = attentune.load_library("attention.so")
+    >>> q = np.ones((1, 2, 10, 8), np.float32)
+    >>> library(q, q, q).shape
+    (1, 2, 10, 8)
     """
     check_versions()
     from attentune.library import Library

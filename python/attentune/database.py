@@ -95,6 +95,14 @@ class Database:
         If a later version wrote it.
     ReadOnlyDatabase
         If it cannot be created or opened.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> problem = attentune.AttentionProblem.parse("1,2,2,64,64,32,32:float32")
+    >>> with attentune.Database("records.sqlite") as database:
+    ...     attentune.AttentionKey.from_problem(problem) in database
+    False
     """
 
     def __init__(self, path: str | os.PathLike[str], read_only: bool = False) -> None:

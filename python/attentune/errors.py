@@ -1,4 +1,14 @@
-"""One class per cause; each message says what is wrong, the value, and what to do."""
+"""One class per cause; each message says what is wrong, the value, and what to do.
+
+Examples
+--------
+>>> import attentune
+>>> try:
+...     attentune.plan("1,8,8,64,64,64,64:float32", policy="defualt")
+... except attentune.errors.AttentuneError as error:
+...     print(f"{type(error).__name__}: {error}")
+UnknownName: There is no policy 'defualt'; did you mean 'default'?
+"""
 
 from __future__ import annotations
 

@@ -97,6 +97,16 @@ class AttentionKey:
         Which fragments are allowed.
     layout : str
         Strides of query, key and value: how far rows lie apart.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> problem = attentune.AttentionProblem.parse("2,8,8,100,300,64,64:float32:causal")
+    >>> key = attentune.AttentionKey.from_problem(problem)
+    >>> key.total_batches, key.seq_q, key.seq_kv
+    (16, 128, 512)
+    >>> attentune.AttentionKey.parse(str(key)) == key
+    True
     """
 
     query_dtype: str

@@ -98,6 +98,22 @@ class Record:
         The schedule's trace as JSON data: evidence, never replayed at another size.
     workspace_bytes : int
         What it needs beside its tensors at the representative.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> key = attentune.AttentionKey.from_problem(
+    ...     attentune.AttentionProblem.parse("1,2,2,64,64,32,32:float32")
+    ... )
+    >>> record = attentune.Record(
+    ...     key, target='{"kind":"llvm"}', variant="flash_unit", parameters={"block_q": 64},
+    ...     seconds_all=(2e-3, 1e-3, 3e-3), score=2e-3, losers=(), versions={}, fingerprint="",
+    ...     created="2026-01-01T00:00:00Z", machine="x86_64", batch=("flash_unit",),
+    ... )
+    >>> record.seconds
+    0.002
+    >>> attentune.Record.loads(record.dumps()) == record
+    True
     """
 
     key: AttentionKey

@@ -63,6 +63,13 @@ def attention(
     ------
     InvalidProblem
         If the arguments do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np, attentune
+    >>> q, v = np.zeros((1, 1, 2, 4)), np.array([0.0, 1.0]).reshape(1, 1, 2, 1)
+    >>> attentune.reference.attention(q, q, v, is_causal=True)[0, 0, :, 0].tolist()
+    [0.0, 0.5]
     """
     q, k, v = (np.asarray(a) for a in (query, key, value))
     problem = _problem(q, k, v, mask, bias, is_causal, causal_alignment, window, scale, softcap)

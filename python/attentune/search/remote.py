@@ -27,6 +27,12 @@ class Tracker:
         Its port.
     key : str
         What the servers to be used registered as.
+
+    Examples
+    --------
+    >>> import attentune
+    >>> attentune.Tracker.parse("tracker.example:9190", "desk")
+    Tracker(host='tracker.example', port=9190, key='desk')
     """
 
     host: str
